@@ -1,0 +1,1 @@
+"""Every training example has its own ε."""

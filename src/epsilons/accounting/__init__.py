@@ -1,0 +1,1 @@
+"""From norms to ε: NumPy, SciPy and Numba only."""

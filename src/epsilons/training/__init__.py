@@ -1,0 +1,1 @@
+"""From data to noisy steps: the PyTorch half."""
