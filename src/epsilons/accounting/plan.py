@@ -1,0 +1,227 @@
+"""Plan: the public constants of one run, fixed before training and safe to publish.
+
+The plan is the one truth: sampler, step, journal and accountant all read it, so that what is done
+and what is charged can't disagree. Under Poisson sampling every example pays at every step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from .calibrate import least_noise
+from .individual import Method
+from .rdp import DEFAULT_ORDERS, rdp_epsilon, sampled_gaussian_rdp
+from .results import Kind
+
+Clipping = Literal["max", "individual"]
+Rounding = Literal["up", "nearest"]
+Schedule = Literal["early", "uniform"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything about a run that does not depend on data.
+
+    Give `batch_size` (the expected one) or `sample_rate`; `steps` or `epochs`; and, for individual
+    accounting, `refreshes_per_epoch` (γ in the paper) or `refresh_every` (K). With neither, every
+    example is charged at the clip bound. What was left out is filled in:
+
+        sample_rate = batch_size / n          steps = ⌊epochs · n / batch_size⌋
+
+    `clipping` is `"max"` (Algorithm 1: everyone to `max_grad_norm`) or `"individual"`
+    (Algorithm 3: each example to its own threshold, a level, rounded up).
+
+    >>> plan = Plan(n=60_000, batch_size=1024, epochs=100, noise_multiplier=2.50631,
+    ...             max_grad_norm=1.0, delta=1e-5, refreshes_per_epoch=3)
+    >>> plan.steps, round(plan.worst_case("rdp"), 3), plan.kind
+    (5859, 2.4, 'estimate')
+    """
+
+    n: int
+    noise_multiplier: float
+    max_grad_norm: float
+    delta: float
+    batch_size: float = None  # type: ignore[assignment]  # filled from sample_rate
+    sample_rate: float = None  # type: ignore[assignment]  # filled from batch_size
+    steps: int = None  # type: ignore[assignment]  # filled from epochs
+    epochs: float = None  # type: ignore[assignment]  # filled from steps
+    refreshes_per_epoch: float | None = None
+    refresh_every: int | None = None
+    refresh_schedule: Schedule = "early"
+    clipping: Clipping = "max"
+    rounding: Rounding | None = None
+    levels: int = 256
+
+    def __post_init__(self) -> None:
+        _check(isinstance(self.n, int) and self.n >= 1, "n", self.n, "a number of examples ≥ 1")
+        for name in ("noise_multiplier", "max_grad_norm"):
+            value = getattr(self, name)
+            _check(_positive(value), name, value, "a finite number > 0")
+        _check(_positive(self.delta) and self.delta < 1, "delta", self.delta, "a number in (0, 1)")
+        _check(self.clipping in ("max", "individual"), "clipping", self.clipping,
+               "'max' or 'individual'")  # fmt: skip
+        _check(self.rounding in (None, "up", "nearest"), "rounding", self.rounding,
+               "None, 'up' or 'nearest'")  # fmt: skip
+        _check(isinstance(self.levels, int) and self.levels >= 1, "levels", self.levels,
+               "a whole number ≥ 1")  # fmt: skip
+        self._fill_sampling()
+        self._fill_length()
+        self._check_refreshes()
+
+    def _fill_sampling(self) -> None:
+        if self.batch_size is None and self.sample_rate is None:
+            raise ValueError("a plan needs batch_size (the expected one) or sample_rate")
+        if self.sample_rate is None:
+            _check(_positive(self.batch_size), "batch_size", self.batch_size, "a number > 0")
+            if self.batch_size > self.n:
+                raise ValueError(
+                    f"batch_size={self.batch_size} exceeds n={self.n}; "
+                    "the expected batch can't be larger than the data set"
+                )
+            object.__setattr__(self, "sample_rate", self.batch_size / self.n)
+        elif self.batch_size is None:
+            if not (_positive(self.sample_rate) and self.sample_rate <= 1):
+                raise ValueError(
+                    f"sample_rate={self.sample_rate} is not a probability; expected (0, 1]. "
+                    "Did you pass a batch size? Use batch_size."
+                )
+            object.__setattr__(self, "batch_size", self.sample_rate * self.n)
+        elif self.batch_size / self.n != self.sample_rate and (
+            self.batch_size != self.sample_rate * self.n
+        ):
+            raise ValueError(
+                f"batch_size={self.batch_size} of n={self.n} is a rate of "
+                f"{self.batch_size / self.n}, not sample_rate={self.sample_rate}; give one of them"
+            )
+
+    def _fill_length(self) -> None:
+        if self.steps is None and self.epochs is None:
+            raise ValueError("a plan needs steps or epochs")
+        if self.steps is None:
+            _check(_finite(self.epochs) and self.epochs >= 0, "epochs", self.epochs, "≥ 0")
+            object.__setattr__(self, "steps", int(self.epochs * self.n // self.batch_size))
+        elif self.epochs is None:
+            _check(isinstance(self.steps, int) and self.steps >= 0, "steps", self.steps,
+                   "a whole number ≥ 0")  # fmt: skip
+            object.__setattr__(self, "epochs", self.steps * self.sample_rate)
+        elif self.steps not in (
+            int(self.epochs * self.n // self.batch_size),
+            round(self.epochs / self.sample_rate),
+        ):
+            raise ValueError(
+                f"steps={self.steps} and epochs={self.epochs} disagree; give one of them"
+            )
+
+    def _check_refreshes(self) -> None:
+        if self.refresh_every is not None and self.refreshes_per_epoch is not None:
+            raise ValueError(
+                f"refresh_every={self.refresh_every} and "
+                f"refreshes_per_epoch={self.refreshes_per_epoch} both given; give one of them"
+            )
+        if self.refresh_every is not None:
+            _check(isinstance(self.refresh_every, int) and self.refresh_every >= 1,
+                   "refresh_every", self.refresh_every, "a whole number of steps ≥ 1")  # fmt: skip
+        if self.refreshes_per_epoch is not None:
+            _check(_positive(self.refreshes_per_epoch), "refreshes_per_epoch",
+                   self.refreshes_per_epoch, "a number > 0")  # fmt: skip
+        _check(self.refresh_schedule in ("early", "uniform"), "refresh_schedule",
+               self.refresh_schedule, "'early' or 'uniform'")  # fmt: skip
+        if self.clipping == "individual" and not self.refresh_steps and self.steps:
+            raise ValueError(
+                "clipping='individual' takes its thresholds from refreshed norms; "
+                "give refreshes_per_epoch or refresh_every"
+            )
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise on the clipped sum, in units of the gradient."""
+        return self.noise_multiplier * self.max_grad_norm
+
+    @cached_property
+    def refresh_steps(self) -> tuple[int, ...]:
+        """Steps before which the norms of all examples are computed anew, ascending from 0.
+
+        `"uniform"` spaces m = ⌈γ · epochs⌉ refreshes evenly (the paper's); `"early"` puts them at
+        t_j = max(t_{j−1} + 1, ⌊T (j/m)²⌋), where norms move fastest.
+        """
+        if self.refresh_every is not None:
+            return tuple(range(0, self.steps, self.refresh_every))
+        if self.refreshes_per_epoch is None or self.steps == 0:
+            return ()
+        m = min(self.steps, math.ceil(self.refreshes_per_epoch * self.epochs - 1e-9))
+        chosen = [0]
+        for j in range(1, m):
+            if self.refresh_schedule == "uniform":
+                step = j * self.steps // m
+            else:
+                step = max(chosen[-1] + 1, self.steps * j * j // (m * m))
+            chosen.append(step)
+        return tuple(chosen)
+
+    @property
+    def kind(self) -> Kind:
+        """What an individual ε of this run is worth: `exact`, `bound` or `estimate`."""
+        if self.clipping == "individual":
+            return "exact"
+        if not self.refresh_steps:
+            return "bound"
+        every_step = len(self.refresh_steps) == self.steps
+        if every_step and self.rounding is None:
+            return "exact"
+        return "bound" if every_step and self.rounding == "up" else "estimate"
+
+    def worst_case(
+        self, method: Method = "rdp", *, steps: int | None = None, delta: float | None = None
+    ) -> float:
+        """ε of an example whose norm is always `max_grad_norm`: the run's DP guarantee.
+
+        `steps` asks for the guarantee after so many steps instead of all of them.
+        """
+        taken = self.steps if steps is None else steps
+        rdp = taken * sampled_gaussian_rdp(self.noise_multiplier, self.sample_rate, DEFAULT_ORDERS)
+        return float(
+            rdp_epsilon(DEFAULT_ORDERS, rdp, self.delta if delta is None else delta, method)
+        )
+
+    @classmethod
+    def for_epsilon(cls, target: float, method: Method = "rdp", **constants: Any) -> Self:
+        """The plan with the least noise whose worst case meets `target`, never above it.
+
+        >>> plan = Plan.for_epsilon(4.0, delta=1e-4, n=1500, batch_size=300, epochs=20,
+        ...                         max_grad_norm=1.0)
+        >>> 3.99 < plan.worst_case("rdp") <= 4.0
+        True
+        """
+        if "noise_multiplier" in constants:
+            raise TypeError("for_epsilon finds noise_multiplier; use Plan(...) to give it")
+        draft = cls(noise_multiplier=1.0, **constants)
+        noise = least_noise(target, draft.delta, draft.sample_rate, draft.steps, method)
+        return dataclasses.replace(draft, noise_multiplier=noise)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain values; `Plan.from_dict` takes them back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        return cls(**fields)
+
+
+def _check(claim: bool, name: str, value: object, expected: str) -> None:
+    if not claim:
+        raise ValueError(f"{name}={value!r}; expected {expected}")
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float | np.floating | np.integer) and math.isfinite(value)
+
+
+def _positive(value: object) -> bool:
+    return _finite(value) and value > 0  # type: ignore[operator]

@@ -1,0 +1,58 @@
+"""private_step: one step of DP-SGD on any model with any optimizer, unwrapped.
+
+Clip, sum, add noise, divide by the expected batch size, step. Algorithms 1 and 3 of the paper
+differ in `bounds` alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from epsilons.accounting.plan import Plan
+
+from .norms import LossFn, clipped_gradients
+
+
+class Noise(Protocol):
+    """What adds noise to a clipped sum."""
+
+    def added_to(self, sums: dict[str, Tensor], std: float) -> dict[str, Tensor]: ...
+
+
+def private_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_fn: LossFn,
+    batch: Any,
+    plan: Plan,
+    *,
+    noise: Noise,
+    bounds: float | Tensor | None = None,
+    micro_batch: int | None = None,
+) -> Tensor:
+    """Take one private step; the norms (B,) of the batch's gradients come back.
+
+    `batch` is a Poisson draw, or None for an empty one: then the step adds noise only.
+    `bounds` is each example's clip bound (B,), at most `plan.max_grad_norm`, which is the default.
+    The gradient left in `.grad` is (Σ clipped + N(0, noise_std²)) / batch_size, with the
+    *expected* batch size: the number really drawn is private.
+    """
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if batch is None:
+        sums = {name: torch.zeros_like(p) for name, p in trainable.items()}
+        norms = torch.empty(0)
+    else:
+        limits = plan.max_grad_norm if bounds is None else bounds
+        if torch.as_tensor(limits).max() > plan.max_grad_norm:
+            raise ValueError(
+                f"a bound exceeds max_grad_norm={plan.max_grad_norm}, which the plan charges for"
+            )
+        sums, norms = clipped_gradients(model, loss_fn, batch, limits, micro_batch=micro_batch)
+    noisy = noise.added_to(sums, plan.noise_std)
+    for name, parameter in trainable.items():
+        parameter.grad = (noisy[name] / plan.batch_size).to(parameter)
+    optimizer.step()
+    return norms
