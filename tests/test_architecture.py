@@ -11,15 +11,17 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "epsilons"
 
 # Each room and the rooms it may look into.
-GROUND = {"files"}
+GROUND = {"files", "terminal"}
 ACCOUNTING = {"accounting"} | GROUND
 FACTS = {"journal", "examples"} | ACCOUNTING
 RUNS = {"runs"} | FACTS
 ALLOWED = {
     "files": set(),
+    "terminal": set(),
     "accounting": GROUND,
     "journal": ACCOUNTING,
     "examples": ACCOUNTING,
+    "measured": ACCOUNTING,
     "runs": FACTS,
     "training": RUNS,
     "analysis": RUNS,
@@ -27,7 +29,7 @@ ALLOWED = {
     "models": set(),
     "report": RUNS | {"analysis"},
     "job": RUNS | {"training", "data", "models"},
-    "cli": RUNS | {"analysis", "report", "job"},
+    "cli": RUNS | {"analysis", "report", "job", "measured"},
     "__init__": RUNS,
     "__main__": {"cli"},
 }

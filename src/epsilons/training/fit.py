@@ -27,7 +27,7 @@ from epsilons.runs import Run
 from .evaluation import CorrectFn, outcomes, to_device
 from .noise import SeededNoise
 from .norms import MARGIN, LossFn, gradient_norms
-from .progress import progress_bar
+from .progress import training_bar
 from .sampling import PoissonLoader
 from .step import private_step
 
@@ -78,7 +78,7 @@ def fit(
     bounds: Tensor | None = None
     due = set(plan.refresh_steps)
 
-    with torch.random.fork_rng(), progress_bar(plan) as advance:
+    with torch.random.fork_rng(), training_bar(plan) as advance:
         torch.manual_seed(_stream(base, "model"))
         for step in range(plan.steps):
             if step in due:
