@@ -3,14 +3,14 @@
 Here are the names that need no torch; `epsilons.training` has the others.
 """
 
-from .accounting.calibrate import least_noise
-from .accounting.individual import individual_epsilons
-from .accounting.plan import Plan
-from .accounting.rdp import rdp_epsilon, sampled_gaussian_rdp
-from .accounting.results import Epsilons
-from .examples import Examples
-from .journal import Journal
-from .runs import Run
+from epsilons.accounting.calibrate import least_noise
+from epsilons.accounting.individual import individual_epsilons
+from epsilons.accounting.plan import Plan
+from epsilons.accounting.rdp import rdp_epsilon, sampled_gaussian_rdp
+from epsilons.accounting.results import Epsilons
+from epsilons.examples import Examples
+from epsilons.journal import Journal
+from epsilons.runs import Run
 
 __all__ = [
     "Epsilons",

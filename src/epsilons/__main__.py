@@ -1,3 +1,3 @@
-from .cli import main
+from epsilons.cli import main
 
 main()

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from .accounting.individual import METHODS
-from .accounting.plan import Plan
-from .accounting.results import Epsilons
-from .measured import account as price
-from .measured import read_norms
-from .terminal import counting
+from epsilons.accounting.individual import METHODS
+from epsilons.accounting.plan import Plan
+from epsilons.accounting.results import Epsilons
+from epsilons.measured import account as price
+from epsilons.measured import read_norms
+from epsilons.terminal import counting
 
 app = typer.Typer(
     help="One ε per training example: individual privacy accounting for DP-SGD.",
@@ -142,9 +142,9 @@ def demo(
     ] = None,
 ) -> None:
     """Train on the embedded digits and show ε per example (under a minute)."""
-    from . import job
-    from .analysis import group_summary
-    from .report import write_report
+    from epsilons import job
+    from epsilons.analysis import group_summary
+    from epsilons.report import write_report
 
     run = job.demo(_unused("runs/demo") if out is None else out)
     epsilons = run.epsilons()

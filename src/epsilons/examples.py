@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .files import private_file
+from epsilons.files import private_file
 
 _GROUP = "group:"
 

@@ -7,10 +7,10 @@ import os
 import torch
 from torch import nn
 
-from .accounting.plan import Plan
-from .data import digits
-from .runs import Run
-from .training import correct_class, fit, supervised
+from epsilons.accounting.plan import Plan
+from epsilons.data import digits
+from epsilons.runs import Run
+from epsilons.training import correct_class, fit, supervised
 
 DEMO_EPSILON = 4.0
 DEMO_DELTA = 1e-4

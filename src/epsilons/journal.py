@@ -16,9 +16,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .accounting.individual import Method, epsilons_from_blocks
-from .accounting.plan import Plan
-from .accounting.results import Epsilons
+from epsilons.accounting.individual import Method, epsilons_from_blocks
+from epsilons.accounting.plan import Plan
+from epsilons.accounting.results import Epsilons
 
 _SCHEMA = """
 CREATE TABLE run (plan TEXT NOT NULL, ids BLOB NOT NULL, id_type TEXT NOT NULL);

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .accounting.individual import Method, epsilons_from_blocks
-from .accounting.plan import Clipping, Rounding
-from .accounting.results import Epsilons
+from epsilons.accounting.individual import Method, epsilons_from_blocks
+from epsilons.accounting.plan import Clipping, Rounding
+from epsilons.accounting.results import Epsilons
 
 # Norms held at a time (128 MiB), however many there are in the file.
 _HELD = 2**24

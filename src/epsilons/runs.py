@@ -13,12 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from .accounting.individual import Method
-from .accounting.plan import Plan
-from .accounting.results import Epsilons
-from .examples import Examples
-from .files import private_folder
-from .journal import Journal
+from epsilons.accounting.individual import Method
+from epsilons.accounting.plan import Plan
+from epsilons.accounting.results import Epsilons
+from epsilons.examples import Examples
+from epsilons.files import private_folder
+from epsilons.journal import Journal
 
 
 class Run:

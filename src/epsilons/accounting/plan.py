@@ -15,10 +15,10 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from .calibrate import least_noise
-from .individual import Method
-from .rdp import DEFAULT_ORDERS, rdp_epsilon, sampled_gaussian_rdp
-from .results import Kind
+from epsilons.accounting.calibrate import least_noise
+from epsilons.accounting.individual import Method
+from epsilons.accounting.rdp import DEFAULT_ORDERS, rdp_epsilon, sampled_gaussian_rdp
+from epsilons.accounting.results import Kind
 
 Clipping = Literal["max", "individual"]
 Rounding = Literal["up", "nearest"]

@@ -1,5 +1,5 @@
 """What a curator looks at: comparisons between examples and groups."""
 
-from .groups import GroupRow, group_summary
+from epsilons.analysis.groups import GroupRow, group_summary
 
 __all__ = ["GroupRow", "group_summary"]

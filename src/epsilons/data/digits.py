@@ -7,9 +7,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch.utils.data import TensorDataset
 
+from epsilons.data.split import Data
 from epsilons.examples import Examples
-
-from .split import Data
 
 _TEST_SHARE = 0.2
 

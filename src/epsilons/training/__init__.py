@@ -1,20 +1,28 @@
 """From data to noisy steps: the PyTorch half."""
 
-from .evaluation import correct_class
-from .fit import Step, fit
-from .noise import SeededNoise
-from .norms import clipped_gradients, gradient_norms, supervised
-from .sampling import PoissonLoader
-from .step import private_step
+from epsilons.training.checks import ModelCheck, check_model, replace_batch_norm
+from epsilons.training.evaluation import correct_class
+from epsilons.training.fit import Step, fit
+from epsilons.training.noise import SeededNoise
+from epsilons.training.norms import clipped_gradients, gradient_norms, supervised
+from epsilons.training.rules import Term, UnsupportedLayer, norm_rule
+from epsilons.training.sampling import PoissonLoader
+from epsilons.training.step import private_step
 
 __all__ = [
+    "ModelCheck",
     "PoissonLoader",
     "SeededNoise",
     "Step",
+    "Term",
+    "UnsupportedLayer",
+    "check_model",
     "clipped_gradients",
     "correct_class",
     "fit",
     "gradient_norms",
+    "norm_rule",
     "private_step",
+    "replace_batch_norm",
     "supervised",
 ]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset
 
-from .norms import LossFn
-from .sampling import batch_of
+from epsilons.training.norms import LossFn
+from epsilons.training.sampling import batch_of
 
 CorrectFn = Callable[[nn.Module, Any], Tensor]
 

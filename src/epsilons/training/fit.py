@@ -23,13 +23,12 @@ from epsilons.accounting.plan import Plan
 from epsilons.examples import Examples
 from epsilons.files import private_file
 from epsilons.runs import Run
-
-from .evaluation import CorrectFn, outcomes, to_device
-from .noise import SeededNoise
-from .norms import MARGIN, LossFn, gradient_norms
-from .progress import training_bar
-from .sampling import PoissonLoader
-from .step import private_step
+from epsilons.training.evaluation import CorrectFn, outcomes, to_device
+from epsilons.training.noise import SeededNoise
+from epsilons.training.norms import NORM_ERROR, LossFn, gradient_norms
+from epsilons.training.progress import training_bar
+from epsilons.training.sampling import PoissonLoader
+from epsilons.training.step import private_step
 
 _PASS_BATCH = 256  # examples at a time in passes over all of them
 
@@ -84,7 +83,7 @@ def fit(
             if step in due:
                 norms = gradient_norms(
                     model, loss_fn, train, batch_size=micro_batch or _PASS_BATCH, device=where
-                ) * (1 + MARGIN)
+                ) * (1 + NORM_ERROR)
                 run.journal.record(step, norms)
                 bounds = _bounds(norms, plan)
             indices = loader.draw()

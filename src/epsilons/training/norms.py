@@ -1,4 +1,7 @@
-"""Gradient norms of single examples, and the clipped sum that a private step takes."""
+"""Every example's gradient norm, and the sum of clipped gradients, from one backward pass.
+
+Nothing is wrapped, hooked or left behind on the model: see `interception` for how.
+"""
 
 from __future__ import annotations
 
@@ -7,86 +10,225 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
-from torch.utils.data import Dataset
+from torch.utils.data import default_collate
 
-from .sampling import batch_of
+from epsilons.training.accumulation import Accumulation
+from epsilons.training.interception import Interception, PresumedWrongly
+from epsilons.training.isolation import in_order, undisturbed
+from epsilons.training.layout import BATCH_FIRST, swapped, tensors_in
 
-LossFn = Callable[[Any, Any], Tensor]
+LossFn = Callable[[nn.Module, Any], Tensor]
 
-# Norms carry rounding; clipping and charging leave this much room, so that no bound is exceeded.
-MARGIN = 2e-5
+NORM_ERROR = 2e-5  # twice the relative error that a norm may carry
 
 
 def supervised(criterion: Callable[..., Tensor]) -> LossFn:
-    """A `loss_fn` for (x, y) batches from a criterion with `reduction="none"`."""
+    """A loss function for (x, y) batches: `criterion(model(x), y)`, one loss per example.
 
-    def loss_fn(model: Any, batch: Any) -> Tensor:
+    `criterion` is called with `reduction="none"`-style results in mind: (B,) losses, or more
+    dimensions, which are averaged within each example.
+
+    >>> import torch.nn.functional as F
+    >>> loss_fn = supervised(torch.nn.CrossEntropyLoss(reduction="none"))
+    >>> loss_fn(torch.nn.Linear(3, 2), (torch.zeros(5, 3), torch.zeros(5, dtype=torch.long))).shape
+    torch.Size([5])
+    """
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
         x, y = batch
-        return criterion(model(x), y)
+        losses = criterion(model(x), y)
+        return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
 
     return loss_fn
-
-
-def gradient_norms(
-    model: nn.Module,
-    loss_fn: LossFn,
-    data: Dataset[Any],
-    *,
-    batch_size: int,
-    device: torch.device | str | None = None,
-) -> NDArray[np.float64]:
-    """The norm (n,) of every example's gradient, in data set order."""
-    n = len(data)  # type: ignore[arg-type]
-    norms = np.empty(n)
-    where = device or next(model.parameters()).device
-    with torch.random.fork_rng():
-        for first in range(0, n, batch_size):
-            indices = torch.arange(first, min(first + batch_size, n))
-            batch = tree_map(lambda leaf: leaf.to(where), batch_of(data, indices))
-            gradients = _per_example(model, loss_fn, batch)
-            norms[indices.numpy()] = _norms(gradients).cpu().numpy()
-    return norms
 
 
 def clipped_gradients(
     model: nn.Module,
     loss_fn: LossFn,
     batch: Any,
-    bounds: float | Tensor,
+    bounds: float | Tensor | np.ndarray[Any, Any],
     *,
     micro_batch: int | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Clipped sums by parameter name, and the norms (B,)."""
-    gradients = _per_example(model, loss_fn, batch)
-    norms = _norms(gradients)
-    finite = norms.isfinite()
-    limits = torch.as_tensor(bounds, dtype=norms.dtype, device=norms.device)
-    factors = torch.where(finite, (limits / (norms * (1 + MARGIN))).clamp(max=1), 0)
-    sums = {
-        name: torch.tensordot(factors.to(g), torch.nan_to_num(g), dims=([0], [0]))
-        for name, g in gradients.items()
-    }
-    return sums, norms
+    """The sum of clipped per-example gradients by parameter name, and the norms (B,).
+
+        Σ_i g_i · min(1, C_i / (‖g_i‖ · (1 + 2e-5)))
+
+    The factor 1 + 2e-5 covers the rounding of the norms: no example contributes more than its
+    bound C_i. An example whose norm is not finite contributes nothing; its norm comes back as it
+    is, for the caller to charge at C_i. Sums are float32 or better whatever the model's type.
+    `micro_batch` bounds how many examples are in memory at once.
+    """
+    count = example_count(batch)
+    parameters = trainable(model)
+    limits = _bounds(bounds, count, next(iter(parameters.values())).device)
+    size = micro_batch or max(count, 1)
+    if size < 1:
+        raise ValueError(f"micro_batch={micro_batch} is not a number of examples; expected ≥ 1.")
+    sums: dict[str, Tensor] | None = None
+    norms: list[Tensor] = []
+    for start in range(0, count, size):
+        part = slice(start, min(start + size, count))
+        accumulated = _backward(model, loss_fn, examples(batch, part), parameters, keep=True)
+        lengths = accumulated.squares.sqrt()
+        clipped = accumulated.clipped_sum(_factors(lengths, limits[part]))
+        sums = clipped if sums is None else {k: v.add_(clipped[k]) for k, v in sums.items()}
+        norms.append(lengths)
+    if sums is None:
+        sums = Accumulation([], parameters, 0, keep=True, coarse=False).clipped_sum(limits)
+        norms.append(limits)
+    return sums, torch.cat(norms)
 
 
-def _per_example(model: nn.Module, loss_fn: LossFn, batch: Any) -> dict[str, Tensor]:
-    trainable = {k: p.detach() for k, p in model.named_parameters() if p.requires_grad}
+def gradient_norms(
+    model: nn.Module,
+    loss_fn: LossFn,
+    data: Any,
+    *,
+    batch_size: int,
+    device: torch.device | str | None = None,
+    collate_fn: Callable[[list[Any]], Any] = default_collate,
+    progress: Callable[[int, int], None] | None = None,
+    seed: int = 0,
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Every example's gradient norm at the current model, (n,) float64 in dataset order.
 
-    def loss(parameters: dict[str, Tensor], example: Any) -> Tensor:
-        def run(x: Any) -> Any:
-            return torch.func.functional_call(model, parameters, (x,))
+    `data` is a map-style dataset, or tensors (also in tuples and dictionaries) with the examples
+    along dimension 0, or a `DataLoader` that goes through its data set in order. The model runs
+    in the mode it is in; its random draws (dropout) come from `seed` and not from the global
+    generators. Model, buffers, gradients and generators are left as they were, also by an
+    exception. `progress(done, total)` is called after every batch. A norm that isn't finite is
+    returned as it is.
 
-        one = tree_map(lambda leaf: leaf.unsqueeze(0), example)
-        return loss_fn(run, one).squeeze(0)
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> loss_fn = lambda model, x: model(x).squeeze(1)
+    >>> gradient_norms(model, loss_fn, torch.tensor([[3.0, 4.0], [0.0, 1.0]]), batch_size=2)
+    array([5., 1.])
+    """
+    parameters = trainable(model)
+    place = next(iter(parameters.values())).device
+    if device is not None and torch.device(device).type != place.type:
+        raise ValueError(
+            f"device={device} but the model is on {place}; move the model there first."
+        )
+    total, batches = in_order(data, batch_size, collate_fn)
+    norms = np.empty(total)
+    done = 0
+    with undisturbed(model, place, seed) as restore:
+        for batch in batches:
+            moved = {id(t): t.to(place) for t in tensors_in(batch)}
+            found = batch_norms(model, loss_fn, swapped(batch, moved))
+            norms[done : done + len(found)] = found.cpu().numpy()
+            done += len(found)
+            restore()
+            if progress is not None:
+                progress(done, total)
+    if done != total:
+        raise ValueError(f"the data gave {done} examples where its length is {total}.")
+    return norms
 
-    gradient = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0), randomness="different")
-    found: dict[str, Tensor] = gradient(trainable, batch)
-    return found
+
+def batch_norms(model: nn.Module, loss_fn: LossFn, batch: Any) -> Tensor:
+    """The gradient norms of one batch, (B,) float64, on the model's device."""
+    return _backward(model, loss_fn, batch, trainable(model), keep=False).squares.sqrt()
 
 
-def _norms(gradients: dict[str, Tensor]) -> Tensor:
-    squares = [g.flatten(1).double().square().sum(1) for g in gradients.values()]
-    return torch.stack(squares).sum(0).sqrt()
+def trainable(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters that training changes, by name."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not parameters:
+        raise ValueError(
+            "the model has no trainable parameter, so there is no gradient; "
+            "expected at least one with requires_grad=True."
+        )
+    return dict(parameters)
+
+
+def example_count(batch: Any) -> int:
+    """How many examples a batch holds: the first dimension of its tensors."""
+    sizes = {len(t) for t in tensors_in(batch) if t.dim() > 0}
+    if len(sizes) != 1:
+        raise ValueError(
+            f"a batch holds tensors whose first dimensions are {sorted(sizes)}; expected one "
+            "number of examples, along dimension 0 of every tensor."
+        )
+    return sizes.pop()
+
+
+def examples(batch: Any, part: slice | Tensor) -> Any:
+    """Some examples of a batch of tensors, tuples, lists or dictionaries."""
+    chosen = {id(t): t[part] for t in tensors_in(batch) if t.dim() > 0}
+    return swapped(batch, chosen)
+
+
+def _factors(norms: Tensor, bounds: Tensor) -> Tensor:
+    factors = (bounds / (norms * (1 + NORM_ERROR))).clamp(max=1.0)
+    return torch.where(norms.isfinite(), factors.nan_to_num(nan=1.0), 0.0)
+
+
+def _bounds(bounds: Any, count: int, device: torch.device) -> Tensor:
+    limits = torch.as_tensor(bounds, dtype=torch.float64, device=device)
+    if limits.dim() == 0:
+        limits = limits.expand(count)
+    if limits.shape != (count,):
+        raise ValueError(
+            f"bounds has shape {tuple(limits.shape)}; expected a number or one per example, "
+            f"({count},)."
+        )
+    if not bool((limits >= 0).all()):
+        raise ValueError("bounds holds a negative number or NaN; expected clipping bounds ≥ 0.")
+    return limits
+
+
+def _backward(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    parameters: dict[str, Tensor],
+    *,
+    keep: bool,
+) -> Accumulation:
+    try:
+        return _overheard(model, loss_fn, batch, parameters, keep=keep, presume=True)
+    except PresumedWrongly:
+        return _overheard(model, loss_fn, batch, parameters, keep=keep, presume=False)
+
+
+def _overheard(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    parameters: dict[str, Tensor],
+    *,
+    keep: bool,
+    presume: bool,
+) -> Accumulation:
+    count = example_count(batch)
+    mode = Interception(parameters, count, presume)
+    # Aliases, so that what is noted about a tensor is not noted about the caller's.
+    aliases = {id(t): t.detach() for t in tensors_in(batch)}
+    for alias in aliases.values():
+        if alias.dim() > 0:
+            mode.mark(alias, BATCH_FIRST)
+    with torch.enable_grad():
+        with mode:
+            losses = loss_fn(model, swapped(batch, aliases))
+        _check_losses(losses, count)
+        accumulated = Accumulation(
+            mode.uses, parameters, count, keep=keep, coarse=torch.is_autocast_enabled()
+        )
+        if losses.requires_grad:
+            mode.receive = accumulated.receive
+            torch.autograd.grad(losses.sum(), mode.anchor, allow_unused=True)
+        accumulated.finish()
+    return accumulated
+
+
+def _check_losses(losses: Any, count: int) -> None:
+    if not isinstance(losses, Tensor) or losses.shape != (count,):
+        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise ValueError(
+            f"loss_fn returned {got}; expected one loss per example, ({count},). "
+            'Use reduction="none" and average within each example only.'
+        )

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from epsilons.accounting.plan import Plan
-
-from .norms import LossFn, clipped_gradients
+from epsilons.training.norms import LossFn, clipped_gradients
 
 
 class Noise(Protocol):
