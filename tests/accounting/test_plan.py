@@ -138,3 +138,66 @@ def test_plan_survives_the_way_through_plain_values():
 def test_wrong_constants_are_refused_with_their_value(changes, sentence):
     with pytest.raises(ValueError, match=sentence):
         plan(**changes)
+
+
+def test_phases_change_what_they_name_and_keep_the_rest():
+    changed = plan(phases=((10, {"noise_multiplier": 4.0}), (20, {"max_grad_norm": 1.0})))
+    assert [(p.first, p.end) for p in changed.stretches] == [(0, 10), (10, 20), (20, 5859)]
+    assert [p.noise_std for p in changed.stretches] == [2.50631 * 2.0, 8.0, 4.0]
+    assert {p.sample_rate for p in changed.stretches} == {1024 / 60_000}
+    assert changed.phase(9).first == 0
+    assert changed.phase(10).first == 10
+    assert changed.phase(5858).first == 20
+    assert Plan.from_dict(changed.to_dict()) == changed
+
+
+def test_phases_that_change_nothing_cost_the_same():
+    same = plan(phases=((100, {"noise_multiplier": 2.50631}), (500, {"batch_size": 1024})))
+    assert same.worst_case() == pytest.approx(plan().worst_case(), rel=1e-12)
+
+
+def test_phases_compose():
+    changed = plan(phases=((3000, {"noise_multiplier": 5.0, "batch_size": 512}),))
+    assert plan(noise_multiplier=5.0, batch_size=512, steps=5859, epochs=None).worst_case() < (
+        changed.worst_case()
+    )
+    assert plan().worst_case(steps=3000) < changed.worst_case() < plan().worst_case()
+    assert changed.worst_case(steps=3000) == plan().worst_case(steps=3000)
+
+
+@pytest.mark.parametrize(
+    ("phases", "sentence"),
+    [
+        (((0, {}),), "a step after 0"),
+        (((5, {}), (5, {})), "a step after 5"),
+        (((5, {"delta": 0.1}),), "can't change 'delta'"),
+        (((5, {"noise_multiplier": 0}),), "noise_multiplier=0"),
+        (((5, {"batch_size": 70_000}),), "exceeds n"),
+    ],
+)
+def test_wrong_phases_are_refused(phases, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        plan(phases=phases)
+
+
+def test_a_run_without_steps_meets_any_target():
+    constants = {k: v for k, v in CONSTANTS.items() if k != "noise_multiplier"}
+    assert Plan.for_epsilon(1.0, **{**constants, "epochs": 0}).worst_case() == 0
+
+
+def test_a_loop_of_unknown_length_is_priced_by_the_steps_taken():
+    endless = plan(epochs=None, refresh_every=10)
+    assert endless.worst_case(steps=100) == plan().worst_case(steps=100)
+    assert [step for step in range(25) if endless.refresh_due(step)] == [0, 10, 20]
+    assert endless.kind == "estimate"
+    with pytest.raises(ValueError, match="after given steps"):
+        endless.worst_case()
+    with pytest.raises(ValueError, match="refresh_due"):
+        _ = endless.refresh_steps
+
+
+@pytest.mark.parametrize("changes", [{"refreshes_per_epoch": 2}, {"refresh_every": 3}, {}])
+def test_a_refresh_is_due_at_the_refresh_steps(changes):
+    short = plan(epochs=3, **changes)
+    due = [step for step in range(short.steps) if short.refresh_due(step)]
+    assert due == list(short.refresh_steps)

@@ -23,6 +23,25 @@ from epsilons.accounting.results import Kind
 Clipping = Literal["max", "individual"]
 Rounding = Literal["up", "nearest"]
 Schedule = Literal["early", "uniform"]
+_ENDLESS = 2**62
+_PHASE_CONSTANTS = ("noise_multiplier", "max_grad_norm", "batch_size")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of a run with one rate, noise and bound: steps `first` to before `end`."""
+
+    first: int
+    end: int
+    batch_size: float
+    sample_rate: float
+    noise_multiplier: float
+    max_grad_norm: float
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise on the clipped sum, in units of the gradient."""
+        return self.noise_multiplier * self.max_grad_norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +50,14 @@ class Plan:
 
     Give `batch_size` (the expected one) or `sample_rate`; `steps` or `epochs`; and, for individual
     accounting, `refreshes_per_epoch` (γ in the paper) or `refresh_every` (K). With neither, every
-    example is charged at the clip bound. What was left out is filled in:
+    example is charged at the clip bound. Neither steps nor epochs: a loop of unknown length, which
+    needs `refresh_every`, and `worst_case(steps=…)`. What was left out is filled in:
 
         sample_rate = batch_size / n          steps = ⌊epochs · n / batch_size⌋
+
+    `phases` changes noise, bound or batch size at given steps:
+    `((first_step, {"noise_multiplier": …, "max_grad_norm": …, "batch_size": …}), …)`; what a phase
+    does not name is as before it.
 
     `clipping` is `"max"` (Algorithm 1: everyone to `max_grad_norm`) or `"individual"`
     (Algorithm 3: each example to its own threshold, a level, rounded up).
@@ -50,7 +74,7 @@ class Plan:
     delta: float
     batch_size: float = None  # type: ignore[assignment]  # filled from sample_rate
     sample_rate: float = None  # type: ignore[assignment]  # filled from batch_size
-    steps: int = None  # type: ignore[assignment]  # filled from epochs
+    steps: int = None  # type: ignore[assignment]  # filled from epochs; None: unknown length
     epochs: float = None  # type: ignore[assignment]  # filled from steps
     refreshes_per_epoch: float | None = None
     refresh_every: int | None = None
@@ -58,6 +82,7 @@ class Plan:
     clipping: Clipping = "max"
     rounding: Rounding | None = None
     levels: int = 256
+    phases: tuple[tuple[int, Mapping[str, float]], ...] = ()
 
     def __post_init__(self) -> None:
         _check(isinstance(self.n, int) and self.n >= 1, "n", self.n, "a number of examples ≥ 1")
@@ -74,6 +99,7 @@ class Plan:
         self._fill_sampling()
         self._fill_length()
         self._check_refreshes()
+        self._check_phases()
 
     def _fill_sampling(self) -> None:
         if self.batch_size is None and self.sample_rate is None:
@@ -103,8 +129,11 @@ class Plan:
 
     def _fill_length(self) -> None:
         if self.steps is None and self.epochs is None:
-            raise ValueError("a plan needs steps or epochs")
-        if self.steps is None:
+            if self.refresh_every is None or self.phases:
+                raise ValueError(
+                    "a plan needs steps or epochs; for a loop of unknown length give refresh_every"
+                )
+        elif self.steps is None:
             _check(_finite(self.epochs) and self.epochs >= 0, "epochs", self.epochs, "≥ 0")
             object.__setattr__(self, "steps", int(self.epochs * self.n // self.batch_size))
         elif self.epochs is None:
@@ -133,16 +162,53 @@ class Plan:
                    self.refreshes_per_epoch, "a number > 0")  # fmt: skip
         _check(self.refresh_schedule in ("early", "uniform"), "refresh_schedule",
                self.refresh_schedule, "'early' or 'uniform'")  # fmt: skip
-        if self.clipping == "individual" and not self.refresh_steps and self.steps:
+        if self.clipping == "individual" and not self.refresh_due(0) and self.steps != 0:
             raise ValueError(
                 "clipping='individual' takes its thresholds from refreshed norms; "
                 "give refreshes_per_epoch or refresh_every"
             )
 
+    def _check_phases(self) -> None:
+        phases = tuple((first, dict(changes)) for first, changes in self.phases)
+        object.__setattr__(self, "phases", phases)
+        last = 0
+        for first, changes in phases:
+            _check(isinstance(first, int) and last < first, "first step of a phase", first,
+                   f"a step after {last}")  # fmt: skip
+            last = first
+            for name, value in changes.items():
+                if name not in _PHASE_CONSTANTS:
+                    raise ValueError(
+                        f"a phase can't change {name!r}; expected {', '.join(_PHASE_CONSTANTS)}"
+                    )
+                _check(_positive(value), name, value, "a finite number > 0")
+            if changes.get("batch_size", 0) > self.n:
+                raise ValueError(f"batch_size={changes['batch_size']} exceeds n={self.n}")
+
     @property
     def noise_std(self) -> float:
         """Standard deviation of the noise on the clipped sum, in units of the gradient."""
         return self.noise_multiplier * self.max_grad_norm
+
+    @cached_property
+    def stretches(self) -> tuple[Phase, ...]:
+        """The phases of the run, first to last; one if `phases` is empty."""
+        now = {name: getattr(self, name) for name in _PHASE_CONSTANTS}
+        found = []
+        ends = [*(first for first, _ in self.phases), _ENDLESS if self.endless else self.steps]
+        for first, end, changes in zip(
+            [0, *ends[:-1]], ends, [{}, *(c for _, c in self.phases)], strict=True
+        ):
+            now |= changes
+            # the exact rate of the plan, even where batch_size was computed from it
+            same = now["batch_size"] == self.batch_size
+            rate = self.sample_rate if same else now["batch_size"] / self.n
+            found.append(Phase(first, max(first, end), sample_rate=rate, **now))
+        return tuple(found)
+
+    def phase(self, step: int) -> Phase:
+        """The phase that `step` belongs to."""
+        return next(phase for phase in reversed(self.stretches) if phase.first <= step)
 
     @cached_property
     def refresh_steps(self) -> tuple[int, ...]:
@@ -151,6 +217,8 @@ class Plan:
         `"uniform"` spaces m = ⌈γ · epochs⌉ refreshes evenly (the paper's); `"early"` puts them at
         t_j = max(t_{j−1} + 1, ⌊T (j/m)²⌋), where norms move fastest.
         """
+        if self.endless:
+            raise ValueError("a plan of unknown length has no last refresh; ask refresh_due(step)")
         if self.refresh_every is not None:
             return tuple(range(0, self.steps, self.refresh_every))
         if self.refreshes_per_epoch is None or self.steps == 0:
@@ -166,13 +234,30 @@ class Plan:
         return tuple(chosen)
 
     @property
+    def endless(self) -> bool:
+        """Whether the length of the run is unknown."""
+        return self.steps is None
+
+    def refresh_due(self, step: int) -> bool:
+        """Whether the norms of all examples are to be computed before `step`."""
+        if self.refresh_every is not None:
+            return step % self.refresh_every == 0
+        return step in self._refresh_set
+
+    @cached_property
+    def _refresh_set(self) -> frozenset[int]:
+        return frozenset(self.refresh_steps)
+
+    @property
     def kind(self) -> Kind:
         """What an individual ε of this run is worth: `exact`, `bound` or `estimate`."""
         if self.clipping == "individual":
             return "exact"
-        if not self.refresh_steps:
+        if self.refresh_every is None and self.refreshes_per_epoch is None:
             return "bound"
-        every_step = len(self.refresh_steps) == self.steps
+        every_step = self.refresh_every == 1 or (
+            not self.endless and len(self.refresh_steps) == self.steps
+        )
         if every_step and self.rounding is None:
             return "exact"
         return "bound" if every_step and self.rounding == "up" else "estimate"
@@ -184,8 +269,17 @@ class Plan:
 
         `steps` asks for the guarantee after so many steps instead of all of them.
         """
+        if steps is None and self.endless:
+            raise ValueError("a plan of unknown length has a worst case only after given steps")
         taken = self.steps if steps is None else steps
-        rdp = taken * sampled_gaussian_rdp(self.noise_multiplier, self.sample_rate, DEFAULT_ORDERS)
+        parts = [(p, min(p.end, taken) - p.first) for p in self.stretches if p.first < taken]
+        rdp = sum(
+            (
+                count * sampled_gaussian_rdp(part.noise_multiplier, part.sample_rate)
+                for part, count in parts
+            ),
+            start=np.zeros_like(DEFAULT_ORDERS),
+        )
         return float(
             rdp_epsilon(DEFAULT_ORDERS, rdp, self.delta if delta is None else delta, method)
         )
@@ -202,8 +296,15 @@ class Plan:
         if "noise_multiplier" in constants:
             raise TypeError("for_epsilon finds noise_multiplier; use Plan(...) to give it")
         draft = cls(noise_multiplier=1.0, **constants)
+        if draft.endless:
+            raise ValueError("for_epsilon needs steps or epochs: noise depends on the length")
+        if len(draft.stretches) > 1:
+            raise ValueError(
+                "for_epsilon finds one noise for the whole run; "
+                "with phases, give noise_multiplier and look at worst_case()"
+            )
         noise = least_noise(target, draft.delta, draft.sample_rate, draft.steps, method)
-        return dataclasses.replace(draft, noise_multiplier=noise)
+        return dataclasses.replace(draft, noise_multiplier=noise) if noise else draft
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values; `Plan.from_dict` takes them back."""
@@ -211,7 +312,8 @@ class Plan:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        return cls(**fields)
+        phases = tuple((first, changes) for first, changes in fields.get("phases", ()))
+        return cls(**{**fields, "phases": phases})
 
 
 def _check(claim: bool, name: str, value: object, expected: str) -> None:
