@@ -13,13 +13,15 @@ PACKAGE = ROOT / "src" / "epsilons"
 # Each room and the rooms it may look into.
 GROUND = {"files", "terminal"}
 ACCOUNTING = {"accounting"} | GROUND
-FACTS = {"journal", "examples"} | ACCOUNTING
+FACTS = {"journal", "examples", "chain", "held"} | ACCOUNTING
 RUNS = {"runs"} | FACTS
 ALLOWED = {
     "files": set(),
     "terminal": set(),
     "accounting": GROUND,
-    "journal": ACCOUNTING,
+    "chain": GROUND,
+    "held": set(),
+    "journal": ACCOUNTING | {"chain", "held"},
     "examples": ACCOUNTING,
     "measured": ACCOUNTING,
     "runs": FACTS,

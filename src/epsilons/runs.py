@@ -7,17 +7,18 @@ RUN/private/                  mode 0700, every file 0600: for the curator alone
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from epsilons.accounting.individual import Method
+from epsilons.accounting.individual import METHODS, Method
 from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons
 from epsilons.examples import Examples
-from epsilons.files import private_folder
+from epsilons.files import private_folder, public_file
 from epsilons.journal import Journal
 
 
@@ -35,8 +36,19 @@ class Run:
         return f"<Run {self.path} steps={self.journal.steps_charged}/{self.plan.steps}>"
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], plan: Plan, examples: Examples) -> Self:
-        """A new run folder with its plan, an empty journal and its examples."""
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        plan: Plan,
+        examples: Examples,
+        *,
+        random_loss: bool = False,
+        seed: int | None = None,
+    ) -> Self:
+        """A new run folder with its plan, an empty journal and its examples.
+
+        A `seed` marks the run as reproducible, for experiments: its noise is no secret.
+        """
         path = Path(path)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ValueError(f"{path} is not empty; give a new folder for the run")
@@ -44,11 +56,24 @@ class Run:
             raise ValueError(f"{len(examples)} examples were given; the plan says n={plan.n}")
         private_folder(path / "private")
         (path / "public").mkdir()
-        summary = {"plan": plan.to_dict(), "worst_case": {"rdp": plan.worst_case("rdp")}}
-        (path / "public" / "plan.json").write_text(json.dumps(summary, indent=2) + "\n")
-        run = cls(path, Journal.create(path / "private" / "journal.sqlite", plan, examples.ids))
-        run.save_examples(examples)
-        return run
+        examples.save(path / "private" / "examples.npz")
+        summary = {
+            "plan": plan.to_dict(),
+            "worst_case": {method: plan.worst_case(method) for method in METHODS},
+            "seed": seed,
+        }
+        with public_file(path / "public" / "plan.json") as file:
+            file.write(json.dumps(summary, indent=2).encode() + b"\n")
+        # the journal comes last: a folder without one has released nothing
+        journal = Journal.create(
+            path / "private" / "journal.sqlite",
+            plan,
+            examples.ids,
+            random_loss=random_loss,
+            anchor=path / "public" / "anchor.json",
+            salt=None if seed is None else hashlib.sha256(f"salt {seed}".encode()).digest(),
+        )
+        return cls(path, journal)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -56,11 +81,26 @@ class Run:
         journal = path / "private" / "journal.sqlite"
         if not journal.is_file():
             raise ValueError(f"{path} is not a run folder: {journal} is not there")
-        return cls(path, Journal.open(journal))
+        return cls(path, Journal.open(journal, anchor=path / "public" / "anchor.json"))
 
     @property
     def plan(self) -> Plan:
         return self.journal.plan
+
+    @cached_property
+    def seed(self) -> int | None:
+        """The seed of a reproducible run; None if its sampling and noise are secret."""
+        summary = json.loads((self.path / "public" / "plan.json").read_text(encoding="utf-8"))
+        seed: int | None = summary["seed"]
+        return seed
+
+    @property
+    def finished(self) -> bool:
+        return self.model_file.exists()
+
+    @property
+    def checkpoint_file(self) -> Path:
+        return self.path / "private" / "checkpoint.pt"
 
     @property
     def model_file(self) -> Path:
