@@ -148,7 +148,8 @@ def test_private_half_is_closed_to_others(tmp_path):
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     for file in private.iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert [file.name for file in (run.path / "public").iterdir()] == ["plan.json"]
+    public = sorted(file.name for file in (run.path / "public").iterdir())
+    assert public == ["anchor.json", "plan.json"]
 
 
 def test_a_folder_in_use_is_refused_and_kept(tmp_path):
