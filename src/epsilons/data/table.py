@@ -195,4 +195,5 @@ def _labels(
             f"{where}, column {target}: {str(column[strange[0]])!r} is none of the classes "
             f"{', '.join(classes)}"
         )
-    return np.argmax(matches, axis=1).astype(np.int64)
+    labels: NDArray[np.int64] = np.argmax(matches, axis=1)
+    return labels
