@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -72,11 +72,6 @@ class TensorBoard:
         self._writer.flush()
 
 
-class _Keeps(Protocol):
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
 class Together:
     """Several callbacks as one, called in order; the state of those that have one is kept."""
 
@@ -87,7 +82,7 @@ class Together:
         for callback in self._callbacks:
             callback(step)
 
-    def _keeping(self) -> dict[str, _Keeps]:
+    def _keeping(self) -> dict[str, Any]:
         return {str(k): c for k, c in enumerate(self._callbacks) if hasattr(c, "state_dict")}
 
     def state_dict(self) -> dict[str, Any]:
@@ -103,6 +98,6 @@ def _private_writer(folder: str) -> Any:
 
     before = os.umask(0o077)
     try:
-        return SummaryWriter(folder)  # type: ignore[no-untyped-call]
+        return SummaryWriter(folder)
     finally:
         os.umask(before)

@@ -22,6 +22,7 @@ from epsilons.training.isolation import undisturbed
 from epsilons.training.layout import names, swapped, tensors_in
 from epsilons.training.norms import (
     LossFn,
+    check_losses,
     clipped_gradients,
     example_count,
     examples,
@@ -57,7 +58,9 @@ def check_model(model: nn.Module, loss_fn: LossFn | None = None, batch: Any = No
     batch = swapped(batch, {id(t): t.to(device) for t in tensors_in(batch)})
     few = examples(batch, slice(0, min(CANARIES, example_count(batch))))
     with undisturbed(model, device, _SEED), torch.no_grad():
-        few = examples(few, loss_fn(model, few).isfinite())
+        losses = loss_fn(model, few)
+    check_losses(losses, example_count(few))
+    few = examples(few, losses.isfinite())
     if not example_count(few):
         return ModelCheck(random_loss=None)
     return ModelCheck(random_loss=_canary(model, loss_fn, few, device))
