@@ -1,5 +1,6 @@
 """From data to noisy steps: the PyTorch half."""
 
+from epsilons.training.callbacks import Ema, TensorBoard, Together
 from epsilons.training.checks import ModelCheck, check_model, replace_batch_norm
 from epsilons.training.evaluation import correct_class
 from epsilons.training.fit import fit
@@ -13,6 +14,7 @@ from epsilons.training.sampling import PoissonLoader
 from epsilons.training.step import private_step
 
 __all__ = [
+    "Ema",
     "Interrupted",
     "Keystream",
     "ModelCheck",
@@ -20,7 +22,9 @@ __all__ = [
     "SecureNoise",
     "SeededNoise",
     "Step",
+    "TensorBoard",
     "Term",
+    "Together",
     "UnsupportedLayer",
     "check_model",
     "clipped_gradients",

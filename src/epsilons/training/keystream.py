@@ -35,11 +35,11 @@ class Keystream:
     Guarantee: no input to the cipher occurs twice among the streams of a key, since purposes are
     told apart by their padded bytes and j by its own.
 
-    `Keystream.secret(purpose)` has a key from the operating system; `Keystream.seeded(seed,
+    `Keystream.from_os(purpose)` has a key from the operating system, `Keystream.from_seed(seed,
     purpose)` one that everybody who knows the seed can compute. The key is in no `repr` and is
     not pickled; it leaves by `state()` alone.
 
-    >>> stream = Keystream.seeded(7, b"noise")
+    >>> stream = Keystream.from_seed(7, b"noise")
     >>> stream
     <Keystream 'noise', seeded, at byte 0>
     >>> first = stream.read(5)
@@ -54,21 +54,21 @@ class Keystream:
         if len(key) != _KEY_BYTES:
             raise ValueError(
                 f"the key has {len(key)} bytes; AES-256 takes {_KEY_BYTES}. "
-                "Use Keystream.secret(purpose) for a key from the operating system."
+                "Use Keystream.from_os(purpose) for a key from the operating system."
             )
         self._nonce = _nonce(purpose)
         self._key = bytearray(key)
         self._seeded = bool(seeded)
-        self._cipher: CipherContext | None = None
-        self.seek(position)
+        self._position = position
+        self._cipher: CipherContext | None = self._cipher_at(position)
 
     @classmethod
-    def secret(cls, purpose: bytes) -> Keystream:
+    def from_os(cls, purpose: bytes) -> Keystream:
         """A stream whose key comes from the operating system."""
         return cls(os.urandom(_KEY_BYTES), purpose)
 
     @classmethod
-    def seeded(cls, seed: int, purpose: bytes) -> Keystream:
+    def from_seed(cls, seed: int, purpose: bytes) -> Keystream:
         """A stream whose key is SHA-256 of the seed: reproducible, and so not secret."""
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise TypeError(f"seed={seed!r} must be an int; a secret key needs none")
@@ -98,7 +98,7 @@ class Keystream:
         return self._nonce.rstrip(b"\0")
 
     @property
-    def is_seeded(self) -> bool:
+    def seeded(self) -> bool:
         """Whether the key was computed from a seed."""
         return self._seeded
 
@@ -116,20 +116,15 @@ class Keystream:
 
     def seek(self, position: int) -> None:
         """Make byte `position` of the stream the next one read."""
-        position = checks.whole("position", position, least=0)
-        if position >= _LENGTH:
-            raise ValueError(f"position={position} lies beyond the stream's 2⁶⁸ bytes")
-        if not any(self._key):
-            self._alive()
-        block, skipped = divmod(position, _BLOCK_BYTES)
-        start = modes.CTR(self._nonce + block.to_bytes(_BLOCK_BYTES - _PURPOSE_BYTES, "big"))
-        self._cipher = Cipher(algorithms.AES(self._key), start).encryptor()
-        self._cipher.update(bytes(skipped))
+        self._alive()
+        self._cipher = self._cipher_at(position)
         self._position = position
 
     def read(self, count: int) -> bytes:
         """The next `count` bytes."""
         cipher = self._alive()
+        if self._position + count > _LENGTH:
+            raise ValueError(f"{count} more bytes end beyond the stream's 2⁶⁸; start a new key")
         drawn = cipher.update(bytes(count))
         self._position += count
         return drawn
@@ -140,7 +135,7 @@ class Keystream:
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
         """The next `count` numbers, uniform on the multiples of 2⁻⁵³ in [0, 1)."""
-        return (self.words(count) >> np.uint64(11)) * 2.0**-53
+        return (self.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def state(self) -> dict[str, Any]:
         """Key, purpose and position, for `torch.save` and `torch.load(…, weights_only=True)`.
@@ -175,10 +170,20 @@ class Keystream:
             "twice. Use state() for a checkpoint, fork(purpose) for another stream."
         )
 
+    def _cipher_at(self, position: int) -> CipherContext:
+        checks.whole("position", position, least=0)
+        if position >= _LENGTH:
+            raise ValueError(f"position={position} lies beyond the stream's 2⁶⁸ bytes")
+        block, skipped = divmod(position, _BLOCK_BYTES)
+        start = modes.CTR(self._nonce + block.to_bytes(_BLOCK_BYTES - _PURPOSE_BYTES, "big"))
+        cipher = Cipher(algorithms.AES(self._key), start).encryptor()
+        cipher.update(bytes(skipped))
+        return cipher
+
     def _alive(self) -> CipherContext:
         if self._cipher is None:
             raise ValueError(
-                "the keystream's key was destroyed; start a new one by Keystream.secret(purpose)"
+                "the keystream's key was destroyed; start a new one by Keystream.from_os(purpose)"
             )
         return self._cipher
 
@@ -190,7 +195,7 @@ def poisson_draw(stream: Keystream, n: int, rate: float) -> Tensor:
 
     Takes 8n bytes of the stream, whatever the outcome.
 
-    >>> poisson_draw(Keystream.seeded(7, b"sampling"), n=5, rate=1.0)
+    >>> poisson_draw(Keystream.from_seed(7, b"sampling"), n=5, rate=1.0)
     tensor([0, 1, 2, 3, 4])
     """
     n = checks.whole("n", n, least=0)

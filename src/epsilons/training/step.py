@@ -46,7 +46,9 @@ def private_step(
         sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
         norms = torch.empty(0, dtype=torch.float64)
     else:
-        limits = torch.as_tensor(plan.max_grad_norm if bounds is None else bounds).double()
+        limits = torch.as_tensor(
+            plan.max_grad_norm if bounds is None else bounds, dtype=torch.float64
+        )
         if limits.max() > plan.max_grad_norm:
             raise ValueError(
                 f"a bound exceeds max_grad_norm={plan.max_grad_norm}, which the plan charges for"
