@@ -20,7 +20,7 @@ from epsilons.accounting.individual import Method
 from epsilons.accounting.rdp import DEFAULT_ORDERS, rdp_epsilon, sampled_gaussian_rdp
 from epsilons.accounting.results import Kind
 
-Clipping = Literal["max", "individual"]
+Clipping = Literal["max", "individual", "none"]
 Rounding = Literal["up", "nearest"]
 Schedule = Literal["early", "uniform"]
 _ENDLESS = 2**62
@@ -60,7 +60,8 @@ class Plan:
     does not name is as before it.
 
     `clipping` is `"max"` (Algorithm 1: everyone to `max_grad_norm`) or `"individual"`
-    (Algorithm 3: each example to its own threshold, a level, rounded up).
+    (Algorithm 3: each example to its own threshold, a level, rounded up); or `"none"`, with
+    `noise_multiplier=0`: plain training on Poisson batches, which is not private at all.
 
     >>> plan = Plan(n=60_000, batch_size=1024, epochs=100, noise_multiplier=2.50631,
     ...             max_grad_norm=1.0, delta=1e-5, refreshes_per_epoch=3)
@@ -86,12 +87,18 @@ class Plan:
 
     def __post_init__(self) -> None:
         _check(isinstance(self.n, int) and self.n >= 1, "n", self.n, "a number of examples ≥ 1")
-        for name in ("noise_multiplier", "max_grad_norm"):
-            value = getattr(self, name)
-            _check(_positive(value), name, value, "a finite number > 0")
+        _check(_positive(self.max_grad_norm), "max_grad_norm", self.max_grad_norm,
+               "a finite number > 0")  # fmt: skip
+        if self.clipping == "none":
+            _check(self.noise_multiplier == 0, "noise_multiplier", self.noise_multiplier,
+                   "0 with clipping='none', since noise hides no gradient of any size")  # fmt: skip
+            _check(not self.phases, "phases", self.phases, "none with clipping='none'")
+        else:
+            _check(_positive(self.noise_multiplier), "noise_multiplier", self.noise_multiplier,
+                   "a finite number > 0; not private at all is clipping='none'")  # fmt: skip
         _check(_positive(self.delta) and self.delta < 1, "delta", self.delta, "a number in (0, 1)")
-        _check(self.clipping in ("max", "individual"), "clipping", self.clipping,
-               "'max' or 'individual'")  # fmt: skip
+        _check(self.clipping in ("max", "individual", "none"), "clipping", self.clipping,
+               "'max', 'individual' or 'none'")  # fmt: skip
         _check(self.rounding in (None, "up", "nearest"), "rounding", self.rounding,
                "None, 'up' or 'nearest'")  # fmt: skip
         _check(isinstance(self.levels, int) and self.levels >= 1, "levels", self.levels,
@@ -251,6 +258,8 @@ class Plan:
     @property
     def kind(self) -> Kind:
         """What an individual ε of this run is worth: `exact`, `bound` or `estimate`."""
+        if self.clipping == "none":
+            return "none"
         if self.clipping == "individual":
             return "exact"
         if self.refresh_every is None and self.refreshes_per_epoch is None:
@@ -269,6 +278,8 @@ class Plan:
 
         `steps` asks for the guarantee after so many steps instead of all of them.
         """
+        if self.clipping == "none":
+            return math.inf
         if steps is None and self.endless:
             raise ValueError("a plan of unknown length has a worst case only after given steps")
         taken = self.steps if steps is None else steps
@@ -293,6 +304,8 @@ class Plan:
         >>> 3.99 < plan.worst_case("rdp") <= 4.0
         True
         """
+        if constants.get("clipping") == "none":
+            raise ValueError("clipping='none' is not private and meets no target")
         if "noise_multiplier" in constants:
             raise TypeError("for_epsilon finds noise_multiplier; use Plan(...) to give it")
         draft = cls(noise_multiplier=1.0, **constants)
