@@ -243,8 +243,8 @@ class Loop:
 def stream(seed: int | None, purpose: str, again: int = 0) -> Keystream:
     """The keystream of a run for one purpose; another one for every time it was restarted."""
     if seed is None:
-        return Keystream.from_os(purpose.encode())
-    return Keystream.from_seed(seed + (again << 64), purpose.encode())
+        return Keystream.secret(purpose.encode())
+    return Keystream.seeded(seed + (again << 64), purpose.encode())
 
 
 class _Witnessed:

@@ -111,9 +111,9 @@ class SecureNoise(GridNoise):
     """
 
     def __init__(self, keystream: Keystream | None = None) -> None:
-        if keystream is not None and keystream.seeded:
+        if keystream is not None and keystream.is_seeded:
             raise ValueError("the keystream is seeded, hence not secret; use SeededNoise(seed)")
-        super().__init__(Keystream.from_os(b"noise") if keystream is None else keystream)
+        super().__init__(Keystream.secret(b"noise") if keystream is None else keystream)
 
 
 class SeededNoise(GridNoise):
@@ -124,7 +124,7 @@ class SeededNoise(GridNoise):
     """
 
     def __init__(self, seed: int) -> None:
-        super().__init__(Keystream.from_seed(seed, b"noise"))
+        super().__init__(Keystream.seeded(seed, b"noise"))
 
 
 def gaussian_units(words: NDArray[np.uint64], scale: float) -> NDArray[np.int64]:
