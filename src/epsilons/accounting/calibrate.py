@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from epsilons.accounting import checks
+from epsilons.accounting.individual import METHODS, Method
 from epsilons.accounting.rdp import DEFAULT_ORDERS, rdp_epsilon, sampled_gaussian_rdp
-
-Method = Literal["rdp", "rdp-classic"]
+from epsilons.accounting.tight import tight_epsilon
 
 # The noisier end of the last interval is returned, at most this much above the least noise.
 _TOLERANCE = 1e-7
@@ -16,7 +14,7 @@ _LEAST_NOISE = 1e-2
 
 
 def least_noise(
-    epsilon: float, delta: float, sample_rate: float, steps: int, method: Method = "rdp"
+    epsilon: float, delta: float, sample_rate: float, steps: int, method: Method = "tight"
 ) -> float:
     """The least noise multiplier with which `steps` steps cost at most `epsilon` at `delta`.
 
@@ -24,14 +22,14 @@ def least_noise(
     noise is within 1e-7 relative of the least. Nothing is released with p = 0 or no steps: 0.
     Below 0.01 the search stops: 0.01 is returned if it is enough.
 
-    >>> round(least_noise(7.8, 1e-5, 4096 / 50_000, 3662, method="rdp"), 4)
-    3.3264
+    >>> round(least_noise(7.8, 1e-5, 4096 / 50_000, 3662), 4)
+    3.1354
     """
     target = float(checks.positive("epsilon", epsilon))
     checks.open_unit("delta", delta)
     p = float(checks.probability("sample_rate", sample_rate))
     checks.whole("steps", steps, 0)
-    checks.one_of("method", method, ("rdp", "rdp-classic"))
+    checks.one_of("method", method, METHODS)
     if p == 0 or steps == 0:
         return 0.0
 
@@ -64,5 +62,7 @@ def least_noise(
 
 def _worst_case(noise: float, p: float, steps: int, delta: float, method: Method) -> float:
     """ε of an example that is at the clip bound in every step."""
+    if method == "tight":
+        return tight_epsilon(noise, steps, p, delta)
     rho = steps * sampled_gaussian_rdp(noise, p, DEFAULT_ORDERS)
     return float(rdp_epsilon(DEFAULT_ORDERS, rho, delta, method))
