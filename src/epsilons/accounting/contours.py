@@ -58,21 +58,21 @@ def contour(c: float, h: float, nodes: int, s: Array, p: Array, *, add: bool) ->
     )
 
     def part(k: int, n: int) -> None:
-        _table(
-            c, h, s[k::n].copy(), p[k::n].copy(), add,
-            out.log_ratio[k::n], out.phase[k::n], out.moments[k::n], out.tail[k::n],
-        )  # fmt: skip
+        _table(k, n, c, h, s, p, add, out.log_ratio, out.phase, out.moments, out.tail)
 
     threads.run(part, worthwhile=rows * nodes >= 2000)
     return out
 
 
 @njit(cache=True, nogil=True)
-def _table(c, h, s, p, add, log_ratio, phase, moments, tail):  # type: ignore[no-untyped-def]
+def _table(  # type: ignore[no-untyped-def]
+    first, stride, c, h, s, p, add, log_ratio, phase, moments, tail
+):
     nodes = log_ratio.shape[1]
     power = 1.0 - c if add else c
     omega = h * nodes
-    for i in range(s.size):
+    step, valid_to, valid_for = 0.0, 0.0, -1.0
+    for i in range(first, s.size, stride):
         if s[i] == 0.0 or p[i] == 0.0 or math.isinf(s[i]):
             for k in range(3):
                 moments[i, k] = p[i] ** (k + 2)
@@ -85,13 +85,23 @@ def _table(c, h, s, p, add, log_ratio, phase, moments, tail):  # type: ignore[no
                 phase[i, j] = (c - 0.5) * j * h * s[i] ** 2
             tail[i] = -((omega * s[i]) ** 2) / 2
             continue
+        if not (p[i] == valid_for and 0.5 * valid_to < s[i] <= valid_to):
+            # A larger s needs a finer step, so one step serves the levels just below it.
+            valid_for, valid_to = p[i], 1.1 * s[i]
+            low, high = _range(c, valid_to, p[i], add)
+            step = _step(power, omega, valid_to, p[i], low, high)
         low, high = _range(c, s[i], p[i], add)
-        step = _step(power, omega, s[i], p[i], low, high)
-        weight, log_l, slope = _nodes(power, s[i], p[i], low, high, step)
+        base, weight, log_l, slope = _nodes(power, s[i], p[i], low, high, step)
         for k in range(3):
             moments[i, k] = (weight * slope ** (k + 2)).sum()
         _rotate(h, weight, -log_l if add else log_l, log_ratio[i], phase[i])
-        tail[i] = _tail(power, omega, s[i], p[i], low, high, step, (weight * slope).sum())
+        # For a Gaussian loss the best shift is ω·s·E[Y].
+        d = min(omega * s[i] * (weight * slope).sum(), 0.5 * math.pi / s[i])
+        for shift in (d, d / 2):
+            bound = _log_strip(power, -omega, s[i], p[i], shift, low, high, step) - base
+            tail[i] = min(tail[i], bound)
+            if d < 0.4 * math.pi / s[i]:
+                break
 
 
 @njit(cache=True, nogil=True)
@@ -138,13 +148,16 @@ def _step(power, omega, s, p, low, high):  # type: ignore[no-untyped-def]
         d = share * limit
         growth = _log_strip(power, omega, s, p, d, low, high, coarse) - base
         # The coarse sum is good to a factor; 3 nats cover it.
-        best = max(best, 2 * math.pi * d / (_D + 3.0 + growth))
+        step = 2 * math.pi * d / (_D + 3.0 + growth)
+        if step < best:
+            break
+        best = step
     return best
 
 
 @njit(cache=True, nogil=True)
 def _nodes(power, s, p, low, high, step):  # type: ignore[no-untyped-def]
-    """Normalised weight φ·L^power, log L and Y = pΛ/L where the weight counts."""
+    """log of the integral, normalised weight, log L and Y = pΛ/L where φ·L^power counts."""
     n = int((high - low) / step) + 2
     x = low + step * np.arange(n)
     w = s * x - s * s / 2
@@ -160,10 +173,11 @@ def _nodes(power, s, p, low, high, step):  # type: ignore[no-untyped-def]
             log_l[k] = log_q + math.log1p(math.exp(log_p + w[k] - log_q))
         slope[k] = math.exp(log_p + w[k] - log_l[k])
     exponent = power * log_l - x * x / 2
-    exponent -= exponent.max()
-    keep = exponent > -_D - 3.0
-    weight = np.exp(exponent[keep])
-    return weight / weight.sum(), log_l[keep], slope[keep]
+    peak = exponent.max()
+    keep = exponent > peak - _D - 3.0
+    weight = np.exp(exponent[keep] - peak)
+    total = weight.sum()
+    return peak + math.log(total * step), weight / total, log_l[keep], slope[keep]
 
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
@@ -195,16 +209,3 @@ def _rotate(h, weight, angle, log_ratio, phase):  # type: ignore[no-untyped-def]
         turn += 2 * math.pi * round((previous - turn) / (2 * math.pi))
         previous = turn
         phase[j] = turn + j * h * mean
-
-
-@njit(cache=True, nogil=True)
-def _tail(power, omega, s, p, low, high, step, slope):  # type: ignore[no-untyped-def]
-    """Bound of log |M(c+iω')/M(c)| for ω' ≥ ω: the best of a few shifts d."""
-    base = _log_strip(power, 0.0, s, p, 0.0, low, high, step)
-    limit = 0.5 * math.pi / s
-    # For a Gaussian loss of this slope the best shift is ω·s·slope.
-    best = 0.0
-    for share in (1.0, 0.5):
-        d = share * min(omega * s * slope, limit)
-        best = min(best, _log_strip(power, -omega, s, p, d, low, high, step) - base)
-    return best

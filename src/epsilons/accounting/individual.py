@@ -154,10 +154,9 @@ def epsilons_from_blocks(
     if clipping == "none":
         return _not_private(values.size, delta, method)
     if worst_case is None:
-        at_bound = np.zeros((1, phases.count, levels + 1))
-        at_bound[0, :, -1] = most
-        certain = TightAccountant(phases.s, phases.p, delta)
-        worst_case = float(_priced(certain, at_bound.reshape(1, -1), delta, method)[1, 0])
+        top = slice(levels, None, levels + 1)
+        at_bound = TightAccountant(phases.s[top], phases.p[top], delta)
+        worst_case = float(_priced(at_bound, most[None].astype(np.float64), delta, method)[1, 0])
     return Epsilons(
         values=np.minimum(values, worst_case),
         upper=np.minimum(upper, worst_case),

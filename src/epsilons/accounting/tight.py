@@ -37,7 +37,7 @@ _ALIAS = 1e-8
 _TAIL, _LAST_TAIL = 1e-8, 1e-6
 _LEAST_NODES, _MOST_NODES = 16, 1024
 # Steps of contours are powers of this, so that many histories share a table.
-_STEP_BASE = 1.2
+_STEP_BASE = 1.3
 # Contours pass through every third order of the RDP table: c − 1 within 11 % of the best.
 _STRIDE = 3
 # Relative errors of the solver's polynomial, and of sums over levels per nat of their total.
@@ -45,6 +45,8 @@ _ROUNDING = 1e-12
 _ROUNDING_PER_NAT = 2e-14
 # Stands for ∞ in a table of prices, where 0 · ∞ would be NaN.
 _HUGE = 1e290
+# Histories × nodes summed at a time (four tables of 32 MiB).
+_AT_ONCE = 2**22
 # Entries of contour tables kept at a time (256 MiB).
 _KEPT = 2**25
 
@@ -86,10 +88,11 @@ class TightEpsilons:
 
 @dataclass(frozen=True)
 class _Line:
-    """One step's K(t_j) − K(c) along a contour, for all rows, with bounds of its error."""
+    """One step's K along a contour, for all rows, with bounds of its error."""
 
-    log_ratio: Array  # (rows, J)
-    phase: Array  # (rows, J)
+    start: Array  # (rows,): K(c), or K(1−c) to add
+    log_ratio: Array  # (rows, J): log |M(t_j)/M(c)|
+    phase: Array  # (rows, J): arg M(t_j)
     error: Array  # (rows, J): what rounding may have changed
     gap: Array  # (rows, J) or (rows, 0): what interpolation between rows may have changed
     tail: Array  # (rows,): bound of log_ratio beyond the last node
@@ -118,11 +121,11 @@ class TightAccountant:
         """ε of each history; `weights` (m, rows) in steps."""
         k = self.totals(weights)
         ceiling = np.atleast_1d(rdp_epsilon(DEFAULT_ORDERS, k / (DEFAULT_ORDERS - 1), self._delta))
-        found = np.stack([ceiling, ceiling])
+        found = np.stack([ceiling, ceiling], axis=1)
         # Total variation ≤ √(e^{K(2)} − 1)/2 (Cauchy–Schwarz): up to δ there is nothing to pay.
         second = int(np.searchsorted(DEFAULT_ORDERS, 2.0))
         free = np.sqrt(np.expm1(np.minimum(k[:, second], 1.0))) / 2 <= self._delta
-        found[:, free] = 0.0
+        found[free] = 0.0
         work = np.flatnonzero(~free & np.isfinite(ceiling))
         keys = np.zeros((3, work.size), dtype=np.int64)
         alias = math.log(1 / (_ALIAS * self._delta))
@@ -134,18 +137,17 @@ class TightAccountant:
                 members = np.flatnonzero(group.reshape(-1) == g)
                 mine = work[members]
                 late[members] = self._solve(
-                    (order, power, nodes), weights[mine], k[mine, order], ceiling, mine, found
+                    (order, power, nodes), weights[mine], ceiling, mine, found
                 )
             work, keys = work[late], keys[:, late]
             keys[2] *= 2
-        found = np.minimum(found, ceiling)
-        return TightEpsilons(ceiling, found[0], np.maximum(found[0], found[1]))
+        found = np.minimum(found, ceiling[:, None])
+        return TightEpsilons(ceiling, found[:, 0], found.max(axis=1))
 
     def _solve(
         self,
         key: tuple[int, int, int],
         weights: Array,
-        k: Array,
         ceiling: Array,
         mine: NDArray[np.int64],
         found: Array,
@@ -162,14 +164,16 @@ class TightAccountant:
         excess = np.maximum(tails[0], tails[1]) - math.log(_LAST_TAIL) - unit
         extra = 2 * np.maximum(excess, 0.0) / (h * key[2]) ** 2
         last = key[2] >= _MOST_NODES
-        go = np.arange(mine.size) if last else np.flatnonzero(~short)
-        both = np.zeros((2, 2, go.size))
-        for side, tail, out in zip(sides, tails, both, strict=True):
-            w = weights[go]
-            sums = (w @ side.log_ratio, w @ side.phase, w @ side.error, w @ side.gap)
-            given = (k[go], ceiling[mine[go]], extra[go], tail[go])
-            _in_parts(c, h, math.log(self._delta), given, sums, out)
-        found[:, mine[go]] = both.max(axis=0)
+        ready = np.arange(mine.size) if last else np.flatnonzero(~short)
+        for first in range(0, ready.size, max(1, _AT_ONCE // key[2])):
+            go = ready[first : first + max(1, _AT_ONCE // key[2])]
+            both = np.zeros((2, go.size, 2))
+            for side, tail, out in zip(sides, tails, both, strict=True):
+                w = weights[go]
+                sums = (w @ side.log_ratio, w @ side.phase, w @ side.error, w @ side.gap)
+                given = (w @ side.start, ceiling[mine[go]], extra[go], tail[go])
+                _in_parts(c, h, math.log(self._delta), given, sums, out)
+            found[mine[go]] = both.max(axis=0)
         return np.zeros_like(short) if last else short
 
     def _sides(self, key: tuple[int, int, int]) -> tuple[_Line, _Line]:
@@ -190,7 +194,9 @@ class TightAccountant:
             gap = _interpolation_gap(
                 1 - t if add else t, self._s, self._levels, table.moments, table.log_ratio
             )
-        return _Line(table.log_ratio, table.phase, error, gap, table.tail)
+        start = cumulants(1 - c if add else c, self._s, self._p)
+        start = np.where(np.isinf(start), 0.0, start)
+        return _Line(start, table.log_ratio, table.phase, error, gap, table.tail)
 
 
 def _interpolation_gap(
@@ -263,7 +269,7 @@ def _in_parts(
     sums: tuple[Array, ...],
     out: Array,
 ) -> None:
-    n = out.shape[1]
+    n = out.shape[0]
 
     def part(i: int, parts: int) -> None:
         some = slice(i * n // parts, (i + 1) * n // parts)
@@ -271,7 +277,7 @@ def _in_parts(
         log_ratio, phase, error, gap = (a[some] for a in sums)
         _roots(
             c, h, log_delta, k, ceiling, extra, tail,
-            log_ratio, phase, error, gap, out[:, some],
+            log_ratio, phase, error, gap, out[some],
         )  # fmt: skip
 
     threads.run(part, worthwhile=n >= 64)
@@ -281,7 +287,7 @@ def _in_parts(
 def _roots(  # type: ignore[no-untyped-def]
     c, h, log_delta, k, ceiling, extra, tail, log_ratio, phase, error, gap, out
 ):
-    """The least ε with δ̂ + bounds ≤ δ: without (out[0]) and with (out[1]) interpolation's bound."""
+    """The least ε with δ̂ + bounds ≤ δ: without (first) and with (second) interpolation's bound."""
     m, nodes = log_ratio.shape
     real, imaginary = np.empty(nodes), np.empty(nodes)
     for i in range(m):
@@ -303,53 +309,50 @@ def _roots(  # type: ignore[no-untyped-def]
         beyond = 2 * math.exp(min(tail[i], 0.0) - (h * nodes) ** 2 * extra[i] / 2)
         beyond /= h * h * (nodes - 1)
         level = k[i] + c * (c - 1) * extra[i] / 2 + math.log(h / (2 * math.pi)) - log_delta
-        out[0, i] = _root(c, h, level, slack + beyond, real, imaginary, ceiling[i])
-        out[1, i] = out[0, i]
+        out[i, 0] = _root(c, h, level, slack + beyond, real, imaginary, ceiling[i])
+        out[i, 1] = out[i, 0]
         if gap.shape[1] > 0:
             beyond *= math.exp(min(gap[i, nodes - 1], 50.0))
-            out[1, i] = _root(c, h, level, between + beyond, real, imaginary, ceiling[i])
+            out[i, 1] = _root(c, h, level, between + beyond, real, imaginary, ceiling[i])
 
 
 @njit(cache=True, nogil=True)
 def _root(c, h, level, slack, real, imaginary, ceiling):  # type: ignore[no-untyped-def]
-    """The end, on the safe side, of an interval of 1e-11 around log δ̂ = log δ; ∞ if none."""
+    """The least ε in [0, ceiling] with log δ̂ ≤ log δ, from the safe side; ∞ if there is none.
+
+    log δ is concave in ε, so that Newton's steps from the safe side stay there.
+    """
     low, high = 0.0, ceiling
-    at_high = _log_excess(c, h, level, slack, real, imaginary, high)
-    if at_high > 0:
+    if _log_excess(c, h, level, slack, real, imaginary, low)[0] <= 0:
+        return low
+    value, slope = _log_excess(c, h, level, slack, real, imaginary, high)
+    if value > 0:
         return math.inf
-    at_low = _log_excess(c, h, level, slack, real, imaginary, low)
-    if at_low <= 0:
-        return 0.0
-    # False position with halved ends (Illinois): both ends move, and `high` stays safe.
-    side = 0
-    for _ in range(200):
-        if high - low <= 1e-11 * high:
+    at = high
+    for _ in range(100):
+        after = at - value / slope if slope < 0 else low
+        if not low < after < high:
+            after = (low + high) / 2
+        if high - low <= 1e-11 * high or (value <= 0 and high - after <= 1e-11 * high):
             break
-        middle = high - at_high * (high - low) / (at_high - at_low)
-        margin = 1e-12 * high
-        middle = min(max(middle, low + margin), high - margin)
-        at = _log_excess(c, h, level, slack, real, imaginary, middle)
-        if at <= 0:
-            high, at_high = middle, at
-            if side == 1:
-                at_low /= 2
-            side = 1
+        at = after
+        value, slope = _log_excess(c, h, level, slack, real, imaginary, at)
+        if value <= 0:
+            high = at
         else:
-            low, at_low = middle, at
-            if side == -1:
-                at_high /= 2
-            side = -1
+            low = at
     return high
 
 
 @njit(cache=True, nogil=True)
 def _log_excess(c, h, level, slack, real, imaginary, eps):  # type: ignore[no-untyped-def]
-    """log of (δ̂(ε) + bounds)/δ; the sum by Horner's rule in e^{−ihε}."""
-    cosine, sine = math.cos(h * eps), -math.sin(h * eps)
-    re, im = 0.0, 0.0
-    for j in range(real.size - 1, -1, -1):
-        re, im = (
-            re * cosine - im * sine + real[j],
-            re * sine + im * cosine + imaginary[j],
-        )
-    return level - eps * (c - 1) + math.log(max(re, 0.0) + slack)
+    """log of (δ̂(ε) + bounds)/δ and its slope; sums by Horner's rule in e^{−ihε}."""
+    turn = complex(math.cos(h * eps), -math.sin(h * eps))
+    total, weighted = 0j, 0j
+    for j in range(real.size - 1, 0, -1):
+        weighted = weighted * turn + j * complex(real[j], imaginary[j])
+        total = total * turn + complex(real[j], imaginary[j])
+    value = max((total * turn).real + real[0], 0.0) + slack
+    # d/dε of e^{−ijhε} is −ijh times it
+    slope = h * (weighted * turn).imag / value - (c - 1)
+    return level - eps * (c - 1) + math.log(value), slope
