@@ -40,25 +40,30 @@ class Contour:
 
     log_ratio: Array  # (rows, J): log |M(t_j)/M(c)|, ≤ 0
     phase: Array  # (rows, J): arg M(t_j), continuous along the line
-    moments: Array  # (rows, 3): E[Y^k L^c]/E[L^c] for k = 2, 3, 4, where Y = pΛ/L is in [0, 1]
     tail: Array  # (rows,): bound of log |M(c+iω)/M(c)| for all ω ≥ Jh
+    curvature: Array  # (rows, J), or (rows, 0) if not asked for: |∂²K(t_j)/∂q²|, q = s²
 
 
-def contour(c: float, h: float, nodes: int, s: Array, p: Array, *, add: bool) -> Contour:
-    """K(t_j) − K(c) on the line Re t = c > 1, t_j = c + ijh, j < nodes, for the rows (s, p).
+def contour(
+    c: float, h: float, nodes: int, s: Array, p: Array, *, add: bool, curved: bool = False
+) -> Contour:
+    """K(t_j) − K(c) on the line Re t = c > 1, t_j = c + ijh, j < nodes, for the rows (s, p), s < ∞.
 
-    Rows without any loss (s = 0 or p = 0) are 0; s = ∞ is not on any line and is 0 as well.
+    Λ(q) = e^{sx−q/2} with q = s² is a martingale in q, so d/dq E f(Λ) = ½E[Λ²f''(Λ)]. With
+    Y = pΛ/L, M_k = E[Y^k L^t] and t₍k₎ = t(t−1)…(t−k+1), the second derivative follows:
+
+        ∂²K/∂q² = (½t₍2₎M₂ + t₍3₎M₃ + ¼t₍4₎M₄)/M − (½t₍2₎M₂/M)².
     """
     rows = s.size
     out = Contour(
         log_ratio=np.zeros((rows, nodes)),
         phase=np.zeros((rows, nodes)),
-        moments=np.zeros((rows, 3)),
         tail=np.zeros(rows),
+        curvature=np.zeros((rows, nodes if curved else 0)),
     )
 
     def part(k: int, n: int) -> None:
-        _table(k, n, c, h, s, p, add, out.log_ratio, out.phase, out.moments, out.tail)
+        _table(k, n, c, h, s, p, add, out.log_ratio, out.phase, out.tail, out.curvature)
 
     threads.run(part, worthwhile=rows * nodes >= 2000)
     return out
@@ -66,24 +71,24 @@ def contour(c: float, h: float, nodes: int, s: Array, p: Array, *, add: bool) ->
 
 @njit(cache=True, nogil=True)
 def _table(  # type: ignore[no-untyped-def]
-    first, stride, c, h, s, p, add, log_ratio, phase, moments, tail
+    first, stride, c, h, s, p, add, log_ratio, phase, tail, curvature
 ):
     nodes = log_ratio.shape[1]
     power = 1.0 - c if add else c
     omega = h * nodes
     step, valid_to, valid_for = 0.0, 0.0, -1.0
     for i in range(first, s.size, stride):
-        if s[i] == 0.0 or p[i] == 0.0 or math.isinf(s[i]):
-            for k in range(3):
-                moments[i, k] = p[i] ** (k + 2)
+        if p[i] == 0.0 or (s[i] == 0.0 and p[i] == 1.0):
             continue
         if p[i] == 1.0:
-            for k in range(3):
-                moments[i, k] = 0.0
             for j in range(nodes):
                 log_ratio[i, j] = -((j * h * s[i]) ** 2) / 2
                 phase[i, j] = (c - 0.5) * j * h * s[i] ** 2
             tail[i] = -((omega * s[i]) ** 2) / 2
+            continue
+        if s[i] == 0.0:
+            one = np.ones(1)
+            _rotate(c, h, one, 0.0 * one, p[i] * one, add, log_ratio[i], phase[i], curvature[i])
             continue
         if not (p[i] == valid_for and 0.5 * valid_to < s[i] <= valid_to):
             # A larger s needs a finer step, so one step serves the levels just below it.
@@ -92,9 +97,7 @@ def _table(  # type: ignore[no-untyped-def]
             step = _step(power, omega, valid_to, p[i], low, high)
         low, high = _range(c, s[i], p[i], add)
         base, weight, log_l, slope = _nodes(power, s[i], p[i], low, high, step)
-        for k in range(3):
-            moments[i, k] = (weight * slope ** (k + 2)).sum()
-        _rotate(h, weight, -log_l if add else log_l, log_ratio[i], phase[i])
+        _rotate(c, h, weight, log_l, slope, add, log_ratio[i], phase[i], curvature[i])
         # For a Gaussian loss the best shift is ω·s·E[Y].
         d = min(omega * s[i] * (weight * slope).sum(), 0.5 * math.pi / s[i])
         for shift in (d, d / 2):
@@ -181,14 +184,18 @@ def _nodes(power, s, p, low, high, step):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
-def _rotate(h, weight, angle, log_ratio, phase):  # type: ignore[no-untyped-def]
-    """log |Σ w·e^{ijh·angle}| and its continuous phase, by rotating all terms from j to j + 1."""
+def _rotate(  # type: ignore[no-untyped-def]
+    c, h, weight, log_l, slope, add, log_ratio, phase, curvature
+):
+    """Σ w·e^{ijh·log L} for all j, by rotating every term from j to j + 1."""
     n = weight.size
+    angle = -log_l if add else log_l
     mean = (weight * angle).sum()
     # About the mean, so that the sums stay near the positive axis and the phase is small.
     centred = angle - mean
     cosine, sine = np.cos(h * centred), np.sin(h * centred)
     real, imaginary = np.empty(n), np.empty(n)
+    square, cube = slope * slope, slope * slope * slope
     previous = 0.0
     for j in range(log_ratio.size):
         if j % _RESTART == 0:
@@ -199,13 +206,27 @@ def _rotate(h, weight, angle, log_ratio, phase):  # type: ignore[no-untyped-def]
         for k in range(n):
             re += real[k]
             im += imaginary[k]
-        for k in range(n):
-            old = real[k]
-            real[k] = old * cosine[k] - imaginary[k] * sine[k]
-            imaginary[k] = old * sine[k] + imaginary[k] * cosine[k]
-        square = re * re + im * im
-        log_ratio[j] = 0.5 * math.log(square) if square > 0 else -700.0
+        size = math.hypot(re, im)
+        log_ratio[j] = math.log(size) if size > 1e-300 else -690.0
         turn = math.atan2(im, re)
         turn += 2 * math.pi * round((previous - turn) / (2 * math.pi))
         previous = turn
         phase[j] = turn + j * h * mean
+        if curvature.size > 0:
+            re2, im2, re3, im3, re4, im4 = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+            for k in range(n):
+                re2 += square[k] * real[k]
+                im2 += square[k] * imaginary[k]
+                re3 += cube[k] * real[k]
+                im3 += cube[k] * imaginary[k]
+                re4 += square[k] * square[k] * real[k]
+                im4 += square[k] * square[k] * imaginary[k]
+            t = complex(1 - c, -j * h) if add else complex(c, j * h)
+            m = complex(re, im) if size > 1e-300 else complex(1e-300, 0.0)
+            half = 0.5 * t * (t - 1) * complex(re2, im2) / m
+            higher = complex(re3, im3) + (t - 3) / 4 * complex(re4, im4)
+            curvature[j] = abs(half - half * half + t * (t - 1) * (t - 2) * higher / m)
+        for k in range(n):
+            old = real[k]
+            real[k] = old * cosine[k] - imaginary[k] * sine[k]
+            imaginary[k] = old * sine[k] + imaginary[k] * cosine[k]

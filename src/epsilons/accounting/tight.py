@@ -45,6 +45,8 @@ _ROUNDING = 1e-12
 _ROUNDING_PER_NAT = 2e-14
 # Stands for ∞ in a table of prices, where 0 · ∞ would be NaN.
 _HUGE = 1e290
+# How much the curvature may grow between two levels.
+_MARGIN = 1.25
 # Histories × nodes summed at a time (four tables of 32 MiB).
 _AT_ONCE = 2**22
 # Entries of contour tables kept at a time (256 MiB).
@@ -86,16 +88,44 @@ class TightEpsilons:
     certified: Array
 
 
-@dataclass(frozen=True)
 class _Line:
-    """One step's K along a contour, for all rows, with bounds of its error."""
+    """One step's K along a contour in one direction; rows are computed when first asked for."""
 
-    start: Array  # (rows,): K(c), or K(1−c) to add
-    log_ratio: Array  # (rows, J): log |M(t_j)/M(c)|
-    phase: Array  # (rows, J): arg M(t_j)
-    error: Array  # (rows, J): what rounding may have changed
-    gap: Array  # (rows, J) or (rows, 0): what interpolation between rows may have changed
-    tail: Array  # (rows,): bound of log_ratio beyond the last node
+    def __init__(
+        self, c: float, h: float, nodes: int, s: Array, p: Array, levels: int | None, *, add: bool
+    ) -> None:
+        self._c, self._h, self._add, self._levels = c, h, add, levels
+        self._s, self._p = s, p
+        self._known = np.zeros(s.size, dtype=np.bool_)
+        self._curvature = np.zeros((s.size, nodes if levels else 0))
+        self.start = np.zeros(s.size)  # K(c), or K(1−c) to add
+        self.log_ratio = np.zeros((s.size, nodes))  # log |M(t_j)/M(c)|
+        self.phase = np.zeros((s.size, nodes))  # arg M(t_j)
+        self.error = np.zeros((s.size, nodes))  # what rounding may have changed
+        self.gap = np.zeros((s.size, nodes if levels else 0))  # and interpolation between rows
+        self.tail = np.zeros(s.size)  # bound of log_ratio beyond the last node
+
+    def cover(self, rows: NDArray[np.bool_]) -> None:
+        """Computes the `rows` (mask) that are not known yet."""
+        new = np.flatnonzero(rows & ~self._known)
+        if not new.size:
+            return
+        s, p, nodes = self._s[new], self._p[new], self.phase.shape[1]
+        curved = self._levels is not None
+        table = contour(self._c, self._h, nodes, s, p, add=self._add, curved=curved)
+        self.start[new] = cumulants(1 - self._c if self._add else self._c, s, p)
+        self.log_ratio[new], self.phase[new], self.tail[new] = (
+            table.log_ratio,
+            table.phase,
+            table.tail,
+        )
+        self.error[new] = np.log1p(ENTRY_ERROR * np.exp(np.minimum(-table.log_ratio, 500.0)))
+        self._curvature[new] = table.curvature
+        self._known[new] = True
+        if self._levels is not None:
+            self.gap = _interpolation_gap(
+                np.where(self._known, self._s, np.nan).reshape(-1, self._levels), self._curvature
+            )
 
 
 class TightAccountant:
@@ -155,6 +185,9 @@ class TightAccountant:
         """Writes the ε's of a group to `found`; True for those that need more nodes."""
         c, h = float(DEFAULT_ORDERS[key[0]]), _STEP_BASE ** key[1]
         sides = self._sides(key)
+        used = np.asarray((weights > 0).any(axis=0))
+        for side in sides:
+            side.cover(used)
         tails = [weights @ side.tail for side in sides]
         # Beyond the last node Σ 2|A_j| ≤ 2e^tail/(h²(J−1)), to compare with A_0 = 1/(c(c−1)).
         unit = math.log(h * h * (key[2] - 1) / (2 * c * (c - 1)))
@@ -179,55 +212,27 @@ class TightAccountant:
     def _sides(self, key: tuple[int, int, int]) -> tuple[_Line, _Line]:
         """The tables of a contour, to remove and to add."""
         if key not in self._lines:
-            if sum(side.phase.size for pair in self._lines.values() for side in pair) > _KEPT // 4:
+            if sum(pair[0].phase.size for pair in self._lines.values()) > _KEPT // 8:
                 self._lines.clear()
-            self._lines[key] = (self._line(key, add=False), self._line(key, add=True))
+            c, h = float(DEFAULT_ORDERS[key[0]]), _STEP_BASE ** key[1]
+            given = (c, h, key[2], self._s, self._p, self._levels)
+            self._lines[key] = (_Line(*given, add=False), _Line(*given, add=True))
         return self._lines[key]
 
-    def _line(self, key: tuple[int, int, int], *, add: bool) -> _Line:
-        c, h, nodes = float(DEFAULT_ORDERS[key[0]]), _STEP_BASE ** key[1], key[2]
-        table = contour(c, h, nodes, self._s, self._p, add=add)
-        t = c + 1j * h * np.arange(nodes)
-        error = np.log1p(ENTRY_ERROR * np.exp(np.minimum(-table.log_ratio, 500.0)))
-        gap = np.zeros((self._s.size, 0))
-        if self._levels is not None:
-            gap = _interpolation_gap(
-                1 - t if add else t, self._s, self._levels, table.moments, table.log_ratio
-            )
-        start = cumulants(1 - c if add else c, self._s, self._p)
-        start = np.where(np.isinf(start), 0.0, start)
-        return _Line(start, table.log_ratio, table.phase, error, gap, table.tail)
 
+def _interpolation_gap(s: Array, curvature: Array) -> Array:
+    """(rows, J): bound of |K̂ − K| for one step that is split between a row and a neighbour.
 
-def _interpolation_gap(
-    t: NDArray[np.complexfloating], s: Array, levels: int, moments: Array, log_ratio: Array
-) -> Array:
-    """(rows, J): bound of |K̂ − K| for one step split between a row and a neighbour.
-
-    Λ(q) = e^{sx−q/2} with q = s² is a martingale in q, so d/dq E f(Λ) = ½E[Λ²f''(Λ)] and, with
-    m_k = E[Y^k L^{Re t}] and t₍k₎ = t(t−1)…(t−k+1),
-
-        |∂²K/∂q²| ≤ (½|t₍2₎|m₂ + |t₍3₎|m₃ + ¼|t₍4₎|m₄)/|M| + (½|t₍2₎|m₂/|M|)²,
-
-    and a chord over an interval of width w is off by at most w²/8 times that. Between levels the
-    moments are taken at the worse end, plus a tenth.
+    A chord in q = s² over an interval of width w is off by at most w²/8 times the curvature,
+    taken at the worse end plus a quarter. `s` (phases, levels) is NaN where no history is.
     """
-    shape = (-1, levels)
-    q = np.square(s).reshape(shape)
-    with np.errstate(invalid="ignore"):
-        width = np.nan_to_num(np.diff(q, axis=1), nan=0.0, posinf=0.0)
-    falling = np.abs(np.cumprod([t, t - 1, t - 2, t - 3], axis=0))
-    m = moments.reshape(*shape, 3)
-    m = np.maximum(m[:, 1:], m[:, :-1])
-    r = log_ratio.reshape(*shape, t.size)
-    inverse = np.exp(np.minimum(-np.minimum(r[:, 1:], r[:, :-1]), 300.0))
-    first = m[..., :1] * (falling[1] / 2) * inverse
-    curve = first * (1 + first) + (m[..., 1:2] * falling[2] + m[..., 2:] * falling[3] / 4) * inverse
-    chord = 1.1 * np.square(width)[..., None] / 8 * curve
-    gap = np.zeros((*q.shape, t.size))
+    width = np.nan_to_num(np.diff(np.square(s), axis=1), nan=0.0)
+    ends = curvature.reshape(*s.shape, -1)
+    chord = _MARGIN * np.square(width)[..., None] / 8 * np.maximum(ends[:, 1:], ends[:, :-1])
+    gap = np.zeros(ends.shape)
     gap[:, 1:] = chord
     gap[:, :-1] = np.maximum(gap[:, :-1], chord)
-    return gap.reshape(-1, t.size)
+    return gap.reshape(curvature.shape)
 
 
 @njit(cache=True, nogil=True)
