@@ -30,8 +30,9 @@ _D = 16 * math.log(10.0)
 _REACH = math.sqrt(2 * _D) + 0.5
 # How far the rotation recurrence runs between two exact restarts.
 _RESTART = 32
-# Absolute error of an entry of M(t)/M(c): quadrature 1e-16, recurrence and summation the rest.
-ENTRY_ERROR = 2e-14
+# Absolute error of an entry of M(t)/M(c): quadrature 1e-16, recurrence and summation the rest;
+# and of the angle ω·log L, per unit of it.
+_ENTRY_ERROR, _ANGLE_ERROR = 2e-14, 1e-15
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Contour:
     log_ratio: Array  # (rows, J): log |M(t_j)/M(c)|, ≤ 0
     phase: Array  # (rows, J): arg M(t_j), continuous along the line
     tail: Array  # (rows,): bound of log |M(c+iω)/M(c)| for all ω ≥ Jh
+    error: Array  # (rows, J): bound of the absolute error of M(t_j)/M(c)
     curvature: Array  # (rows, J), or (rows, 0) if not asked for: |∂²K(t_j)/∂q²|, q = s²
 
 
@@ -59,19 +61,22 @@ def contour(
         log_ratio=np.zeros((rows, nodes)),
         phase=np.zeros((rows, nodes)),
         tail=np.zeros(rows),
+        error=np.zeros((rows, nodes)),
         curvature=np.zeros((rows, nodes if curved else 0)),
     )
 
     def part(k: int, n: int) -> None:
-        _table(k, n, c, h, s, p, add, out.log_ratio, out.phase, out.tail, out.curvature)
+        _table(k, n, c, h, s, p, add, out.log_ratio, out.phase, out.tail, blur, out.curvature)
 
+    blur = np.zeros(rows)
     threads.run(part, worthwhile=rows * nodes >= 2000)
+    out.error[:] = _ENTRY_ERROR + _ANGLE_ERROR * blur[:, None] * (h * np.arange(nodes))
     return out
 
 
 @njit(cache=True, nogil=True)
 def _table(  # type: ignore[no-untyped-def]
-    first, stride, c, h, s, p, add, log_ratio, phase, tail, curvature
+    first, stride, c, h, s, p, add, log_ratio, phase, tail, blur, curvature
 ):
     nodes = log_ratio.shape[1]
     power = 1.0 - c if add else c
@@ -98,6 +103,7 @@ def _table(  # type: ignore[no-untyped-def]
         low, high = _range(c, s[i], p[i], add)
         base, weight, log_l, slope = _nodes(power, s[i], p[i], low, high, step)
         _rotate(c, h, weight, log_l, slope, add, log_ratio[i], phase[i], curvature[i])
+        blur[i] = (weight * np.abs(log_l)).sum()
         # For a Gaussian loss the best shift is ω·s·E[Y].
         d = min(omega * s[i] * (weight * slope).sum(), 0.5 * math.pi / s[i])
         for shift in (d, d / 2):

@@ -25,7 +25,7 @@ from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from epsilons.accounting import checks, threads
-from epsilons.accounting.contours import ENTRY_ERROR, contour
+from epsilons.accounting.contours import contour
 from epsilons.accounting.cumulants import cumulants
 from epsilons.accounting.rdp import DEFAULT_ORDERS, rdp_epsilon
 
@@ -35,7 +35,7 @@ Array = NDArray[np.float64]
 _ALIAS = 1e-8
 # The nodes left out may raise δ by this much, and by that much when there are no more to add.
 _TAIL, _LAST_TAIL = 1e-8, 1e-6
-_LEAST_NODES, _MOST_NODES = 16, 1024
+_LEAST_NODES, _MOST_NODES = 16, 4096
 # Steps of contours are powers of this, so that many histories share a table.
 _STEP_BASE = 1.3
 # Contours pass through every third order of the RDP table: c − 1 within 11 % of the best.
@@ -119,7 +119,7 @@ class _Line:
             table.phase,
             table.tail,
         )
-        self.error[new] = np.log1p(ENTRY_ERROR * np.exp(np.minimum(-table.log_ratio, 500.0)))
+        self.error[new] = np.log1p(table.error * np.exp(np.minimum(-table.log_ratio, 500.0)))
         self._curvature[new] = table.curvature
         self._known[new] = True
         if self._levels is not None:
