@@ -158,7 +158,7 @@ class Run:
         with private_file(self.path / "private" / "timings.json") as file:
             file.write(json.dumps(seconds).encode())
 
-    def epsilons(self, delta: float | None = None, method: Method = "rdp") -> Epsilons:
+    def epsilons(self, delta: float | None = None, method: Method = "tight") -> Epsilons:
         """ε of every training example for the steps taken so far, in data set order."""
         return self.journal.epsilons(delta, method)
 

@@ -48,7 +48,7 @@ def test_worst_case_grows_with_steps_and_falls_with_delta():
     assert plan().worst_case(delta=1e-3) < plan().worst_case() < plan().worst_case(delta=1e-8)
 
 
-@pytest.mark.parametrize("method", ["rdp", "rdp-classic"])
+@pytest.mark.parametrize("method", ["tight", "rdp", "rdp-classic"])
 @pytest.mark.parametrize("target", [0.5, 2.4, 8.0])
 def test_calibration_lands_just_below_the_target(target, method):
     constants = {k: v for k, v in CONSTANTS.items() if k != "noise_multiplier"}

@@ -77,7 +77,7 @@ def test_individual_clipping_is_exact_and_costs_no_more_than_the_worst_case(tmp_
 def test_a_tiny_clip_bound_puts_everyone_at_the_worst_case(tmp_path):
     small = plan(max_grad_norm=1e-6)
     run, _ = trained(tmp_path / "run", small)
-    np.testing.assert_allclose(run.epsilons().values, small.worst_case("rdp"), rtol=1e-9)
+    np.testing.assert_allclose(run.epsilons().values, small.worst_case(), rtol=1e-9)
 
 
 def test_examples_get_their_losses_and_correctness(tmp_path):

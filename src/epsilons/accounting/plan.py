@@ -19,6 +19,7 @@ from epsilons.accounting.calibrate import least_noise
 from epsilons.accounting.individual import Method
 from epsilons.accounting.rdp import DEFAULT_ORDERS, rdp_epsilon, sampled_gaussian_rdp
 from epsilons.accounting.results import Kind
+from epsilons.accounting.tight import tight_epsilon
 
 Clipping = Literal["max", "individual", "none"]
 Rounding = Literal["up", "nearest"]
@@ -65,8 +66,8 @@ class Plan:
 
     >>> plan = Plan(n=60_000, batch_size=1024, epochs=100, noise_multiplier=2.50631,
     ...             max_grad_norm=1.0, delta=1e-5, refreshes_per_epoch=3)
-    >>> plan.steps, round(plan.worst_case("rdp"), 3), plan.kind
-    (5859, 2.4, 'estimate')
+    >>> plan.steps, round(plan.worst_case(), 4), round(plan.worst_case("rdp"), 3), plan.kind
+    (5859, 2.2064, 2.4, 'estimate')
     """
 
     n: int
@@ -272,7 +273,7 @@ class Plan:
         return "bound" if every_step and self.rounding == "up" else "estimate"
 
     def worst_case(
-        self, method: Method = "rdp", *, steps: int | None = None, delta: float | None = None
+        self, method: Method = "tight", *, steps: int | None = None, delta: float | None = None
     ) -> float:
         """ε of an example whose norm is always `max_grad_norm`: the run's DP guarantee.
 
@@ -284,24 +285,22 @@ class Plan:
             raise ValueError("a plan of unknown length has a worst case only after given steps")
         taken = self.steps if steps is None else steps
         parts = [(p, min(p.end, taken) - p.first) for p in self.stretches if p.first < taken]
-        rdp = sum(
-            (
-                count * sampled_gaussian_rdp(part.noise_multiplier, part.sample_rate)
-                for part, count in parts
-            ),
-            start=np.zeros_like(DEFAULT_ORDERS),
-        )
-        return float(
-            rdp_epsilon(DEFAULT_ORDERS, rdp, self.delta if delta is None else delta, method)
-        )
+        asked = self.delta if delta is None else delta
+        noise = np.array([part.noise_multiplier for part, _ in parts])
+        rate = np.array([part.sample_rate for part, _ in parts])
+        counts = np.array([count for _, count in parts], dtype=np.int64)
+        if method == "tight":
+            return tight_epsilon(noise, counts, rate, asked) if parts else 0.0
+        rdp = counts @ sampled_gaussian_rdp(noise, rate, DEFAULT_ORDERS)
+        return float(rdp_epsilon(DEFAULT_ORDERS, rdp, asked, method))
 
     @classmethod
-    def for_epsilon(cls, target: float, method: Method = "rdp", **constants: Any) -> Self:
+    def for_epsilon(cls, target: float, method: Method = "tight", **constants: Any) -> Self:
         """The plan with the least noise whose worst case meets `target`, never above it.
 
         >>> plan = Plan.for_epsilon(4.0, delta=1e-4, n=1500, batch_size=300, epochs=20,
         ...                         max_grad_norm=1.0)
-        >>> 3.99 < plan.worst_case("rdp") <= 4.0
+        >>> 3.99 < plan.worst_case() <= 4.0
         True
         """
         if constants.get("clipping") == "none":
