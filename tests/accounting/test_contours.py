@@ -70,3 +70,13 @@ def test_the_phase_has_no_jumps():
     table = contour(3.0, 0.3, 300, np.array([1.5]), np.array([0.2]), add=False)
     alive = table.log_ratio[0] > -20
     assert np.abs(np.diff(table.phase[0, alive])).max() < np.pi
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_levels_that_share_a_step_are_as_good_as_alone(add):
+    s, p = np.linspace(0, 2.5, 60), np.full(60, 0.1)
+    together = contour(6.0, 0.5, 60, s, p, add=add)
+    for i in (1, 7, 33, 59):
+        alone = contour(6.0, 0.5, 60, s[[i]], p[[i]], add=add)
+        ours, true = (np.exp(t.log_ratio + 1j * t.phase) for t in (together, alone))
+        assert (abs(ours[i] - true[0]) <= alone.error[0] / 2).all()

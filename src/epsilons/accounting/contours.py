@@ -108,7 +108,8 @@ def _table(  # type: ignore[no-untyped-def]
         d = min(omega * s[i] * (weight * slope).sum(), 0.5 * math.pi / s[i])
         for shift in (d, d / 2):
             bound = _log_strip(power, -omega, s[i], p[i], shift, low, high, step) - base
-            tail[i] = min(tail[i], bound)
+            # What lies left of `low` is not in the sum, and not below this.
+            tail[i] = max(min(tail[i], bound), -_D)
             if d < 0.4 * math.pi / s[i]:
                 break
 

@@ -40,9 +40,8 @@ _LEAST_NODES, _MOST_NODES = 16, 4096
 _STEP_BASE = 1.3
 # Contours pass through every third order of the RDP table: c − 1 within 11 % of the best.
 _STRIDE = 3
-# Relative errors of the solver's polynomial, and of sums over levels per nat of their total.
-_ROUNDING = 1e-12
-_ROUNDING_PER_NAT = 2e-14
+# Relative errors of the solver's polynomial, of K(c), and of sums over levels per nat of them.
+_ROUNDING, _START_ERROR, _SUM_ERROR = 1e-12, 1e-11, 2e-14
 # Stands for ∞ in a table of prices, where 0 · ∞ would be NaN.
 _HUGE = 1e290
 # How much the curvature may grow between two levels.
@@ -81,9 +80,8 @@ def tight_epsilon(
 
 @dataclass(frozen=True)
 class TightEpsilons:
-    """For each history: its RDP ε, the ε of its histogram, and the bound of its true ε."""
+    """For each history: the ε of its histogram, and the bound of its true ε."""
 
-    rdp: Array
     histogram: Array
     certified: Array
 
@@ -157,22 +155,20 @@ class TightAccountant:
         free = np.sqrt(np.expm1(np.minimum(k[:, second], 1.0))) / 2 <= self._delta
         found[free] = 0.0
         work = np.flatnonzero(~free & np.isfinite(ceiling))
-        keys = np.zeros((3, work.size), dtype=np.int64)
-        alias = math.log(1 / (_ALIAS * self._delta))
-        _choose(k[work], DEFAULT_ORDERS, ceiling[work], alias, keys)
+        keys = _contours(k[work], ceiling[work], math.log(1 / (_ALIAS * self._delta)))
         while work.size:
-            groups, group = np.unique(keys, axis=1, return_inverse=True)
+            groups, group = np.unique(keys, axis=0, return_inverse=True)
             late = np.zeros(work.size, dtype=np.bool_)
-            for g, (order, power, nodes) in enumerate(groups.T.tolist()):
+            for g, (order, power, nodes) in enumerate(groups.tolist()):
                 members = np.flatnonzero(group.reshape(-1) == g)
                 mine = work[members]
                 late[members] = self._solve(
                     (order, power, nodes), weights[mine], ceiling, mine, found
                 )
-            work, keys = work[late], keys[:, late]
-            keys[2] *= 2
+            work, keys = work[late], keys[late]
+            keys[:, 2] *= 2
         found = np.minimum(found, ceiling[:, None])
-        return TightEpsilons(ceiling, found[:, 0], found.max(axis=1))
+        return TightEpsilons(found[:, 0], found.max(axis=1))
 
     def _solve(
         self,
@@ -212,7 +208,8 @@ class TightAccountant:
     def _sides(self, key: tuple[int, int, int]) -> tuple[_Line, _Line]:
         """The tables of a contour, to remove and to add."""
         if key not in self._lines:
-            if sum(pair[0].phase.size for pair in self._lines.values()) > _KEPT // 8:
+            # Both sides have five tables of the size of `phase`.
+            if 10 * sum(pair[0].phase.size for pair in self._lines.values()) > _KEPT:
                 self._lines.clear()
             c, h = float(DEFAULT_ORDERS[key[0]]), _STEP_BASE ** key[1]
             given = (c, h, key[2], self._s, self._p, self._levels)
@@ -235,13 +232,24 @@ def _interpolation_gap(s: Array, curvature: Array) -> Array:
     return gap.reshape(curvature.shape)
 
 
-@njit(cache=True, nogil=True)
-def _choose(k, orders, ceiling, alias, keys):  # type: ignore[no-untyped-def]
-    """For each history the order of its contour, the power of its step and the number of nodes.
+def _contours(k: Array, ceiling: Array, alias: float) -> NDArray[np.int64]:
+    """(m, 3): for each history the order of its contour, the power of its step, and its nodes.
 
     The contour is the one with the least period 2π/h whose aliases stay below e^−alias, with
     ε ≥ half the RDP ε; the nodes are those of a Gaussian with the variance K''(c).
     """
+    keys = np.zeros((k.shape[0], 3), dtype=np.int64)
+
+    def part(i: int, parts: int) -> None:
+        some = slice(i * len(keys) // parts, (i + 1) * len(keys) // parts)
+        _choose(k[some], DEFAULT_ORDERS, ceiling[some], alias, keys[some])
+
+    threads.run(part, worthwhile=len(keys) >= 64)
+    return keys
+
+
+@njit(cache=True, nogil=True)
+def _choose(k, orders, ceiling, alias, keys):  # type: ignore[no-untyped-def]
     for i in range(k.shape[0]):
         period, best = math.inf, _STRIDE
         for a in range(_STRIDE, orders.size - _STRIDE, _STRIDE):
@@ -261,9 +269,9 @@ def _choose(k, orders, ceiling, alias, keys):  # type: ignore[no-untyped-def]
         ) / ((after - left) / 2)
         reach = math.sqrt(-2 * math.log(_TAIL) / max(variance, 1e-300))
         nodes = min(max(1.1 * reach / _STEP_BASE**power, _LEAST_NODES), _MOST_NODES)
-        keys[0, i] = best
-        keys[1, i] = power
-        keys[2, i] = math.ceil(2 ** (math.ceil(2 * math.log2(nodes)) / 2))
+        keys[i, 0] = best
+        keys[i, 1] = power
+        keys[i, 2] = math.ceil(2 ** (math.ceil(2 * math.log2(nodes)) / 2))
 
 
 def _in_parts(
@@ -306,8 +314,8 @@ def _roots(  # type: ignore[no-untyped-def]
             turn -= math.atan2(omega * (2 * c - 1), c * (c - 1) - omega * omega)
             amount = math.exp(up) / math.sqrt(square) * (1.0 if j == 0 else 2.0)
             real[j], imaginary[j] = amount * math.cos(turn), amount * math.sin(turn)
-            nats = k[i] - up + abs(phase[i, j])
-            doubt = _ROUNDING + _ROUNDING_PER_NAT * nats + error[i, j]
+            doubt = _ROUNDING + _START_ERROR * k[i] + error[i, j]
+            doubt += _SUM_ERROR * (abs(phase[i, j]) - up)
             slack += amount * math.expm1(min(doubt, 50.0))
             if gap.shape[1] > 0:
                 between += amount * math.expm1(min(doubt + gap[i, j], 50.0))
