@@ -52,14 +52,14 @@ def test_seeking_and_reading_in_parts_give_the_bytes_of_one_long_read(position, 
 
 
 def test_a_saved_stream_continues_bit_for_bit():
-    stream = Keystream.from_os(b"noise")
+    stream = Keystream.secret(b"noise")
     stream.read(37)
     file = io.BytesIO()
     torch.save(stream.state(), file)
     file.seek(0)
     resumed = Keystream.from_state(torch.load(file, weights_only=True))
     assert resumed.read(100) == stream.read(100)
-    assert (resumed.purpose, resumed.seeded) == (b"noise", False)
+    assert (resumed.purpose, resumed.is_seeded) == (b"noise", False)
 
 
 def test_purposes_select_different_streams_of_one_key():
@@ -78,7 +78,7 @@ def test_a_purpose_that_could_share_its_nonce_is_refused(purpose):
 def test_a_fork_starts_a_stream_of_the_same_key():
     stream = Keystream(KEY, b"noise", position=99)
     assert stream.fork(b"sampling").read(32) == Keystream(KEY, b"sampling").read(32)
-    assert Keystream.from_seed(1, b"noise").fork(b"sampling").seeded
+    assert Keystream.seeded(1, b"noise").fork(b"sampling").is_seeded
 
 
 def test_a_fork_that_would_repeat_the_stream_is_refused():
@@ -87,19 +87,19 @@ def test_a_fork_that_would_repeat_the_stream_is_refused():
 
 
 def test_a_seed_determines_the_stream_and_seeds_differ():
-    starts = {Keystream.from_seed(seed, b"noise").read(16) for seed in (0, 1, -1, 2**80)}
+    starts = {Keystream.seeded(seed, b"noise").read(16) for seed in (0, 1, -1, 2**80)}
     assert len(starts) == 4
-    assert Keystream.from_seed(1, b"noise").read(16) in starts
+    assert Keystream.seeded(1, b"noise").read(16) in starts
 
 
 def test_streams_from_the_operating_system_differ():
-    assert Keystream.from_os(b"noise").read(16) != Keystream.from_os(b"noise").read(16)
+    assert Keystream.secret(b"noise").read(16) != Keystream.secret(b"noise").read(16)
 
 
 @pytest.mark.parametrize("seed", [1.0, True, None, "1"])
 def test_a_seed_that_is_no_integer_is_refused(seed):
     with pytest.raises(TypeError, match="must be an int"):
-        Keystream.from_seed(seed, b"noise")
+        Keystream.seeded(seed, b"noise")
 
 
 def test_words_are_the_bytes_low_first():
@@ -120,7 +120,7 @@ def test_uniforms_are_the_top_53_bits_of_the_words():
 
 def test_bits_are_fair_and_neighbours_independent():
     # 65 means of 250,000 bits: a right cipher exceeds five standard errors for one key in 27,000
-    words = Keystream.from_seed(0, b"noise").words(250_000)
+    words = Keystream.seeded(0, b"noise").words(250_000)
     bits = (words[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
     assert np.abs(bits.mean(axis=0) - 0.5).max() < 5 * 0.5 / 500
     agree = (bits[1:, 0] == bits[:-1, 0]).mean()
@@ -184,7 +184,7 @@ def test_an_incomplete_state_is_refused():
 def test_poisson_draws_each_index_at_the_rate_independently():
     # 40 rates and 780 pairs over 4000 draws: a right sampler exceeds 5.5 standard errors once in
     # 30,000 seeds
-    stream = Keystream.from_seed(0, b"sampling")
+    stream = Keystream.seeded(0, b"sampling")
     rows = np.zeros((4000, 40))
     for row in rows:
         row[poisson_draw(stream, 40, 0.3).numpy()] = 1
@@ -194,7 +194,7 @@ def test_poisson_draws_each_index_at_the_rate_independently():
 
 
 def test_poisson_indices_ascend_and_are_long():
-    drawn = poisson_draw(Keystream.from_seed(0, b"sampling"), 1000, 0.2)
+    drawn = poisson_draw(Keystream.seeded(0, b"sampling"), 1000, 0.2)
     assert drawn.dtype == torch.int64
     assert (drawn.diff() > 0).all()
 
@@ -214,7 +214,7 @@ def test_poisson_at_the_ends_draws_none_or_all():
 
 def test_poisson_uses_as_much_of_the_stream_whatever_it_draws():
     for rate in (0.0, 0.5, 1.0):
-        stream = Keystream.from_seed(0, b"sampling")
+        stream = Keystream.seeded(0, b"sampling")
         poisson_draw(stream, 100, rate)
         assert stream.position == 800
 
@@ -222,4 +222,4 @@ def test_poisson_uses_as_much_of_the_stream_whatever_it_draws():
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
 def test_a_rate_that_is_no_probability_is_refused(rate):
     with pytest.raises(ValueError, match="not a probability"):
-        poisson_draw(Keystream.from_seed(0, b"sampling"), 10, rate)
+        poisson_draw(Keystream.seeded(0, b"sampling"), 10, rate)

@@ -35,11 +35,11 @@ class Keystream:
     Guarantee: no input to the cipher occurs twice among the streams of a key, since purposes are
     told apart by their padded bytes and j by its own.
 
-    `Keystream.from_os(purpose)` has a key from the operating system, `Keystream.from_seed(seed,
+    `Keystream.secret(purpose)` has a key from the operating system, `Keystream.seeded(seed,
     purpose)` one that everybody who knows the seed can compute. The key is in no `repr` and is
     not pickled; it leaves by `state()` alone.
 
-    >>> stream = Keystream.from_seed(7, b"noise")
+    >>> stream = Keystream.seeded(7, b"noise")
     >>> stream
     <Keystream 'noise', seeded, at byte 0>
     >>> first = stream.read(5)
@@ -54,7 +54,7 @@ class Keystream:
         if len(key) != _KEY_BYTES:
             raise ValueError(
                 f"the key has {len(key)} bytes; AES-256 takes {_KEY_BYTES}. "
-                "Use Keystream.from_os(purpose) for a key from the operating system."
+                "Use Keystream.secret(purpose) for a key from the operating system."
             )
         self._nonce = _nonce(purpose)
         self._key = bytearray(key)
@@ -63,12 +63,12 @@ class Keystream:
         self._cipher: CipherContext | None = self._cipher_at(position)
 
     @classmethod
-    def from_os(cls, purpose: bytes) -> Keystream:
+    def secret(cls, purpose: bytes) -> Keystream:
         """A stream whose key comes from the operating system."""
         return cls(os.urandom(_KEY_BYTES), purpose)
 
     @classmethod
-    def from_seed(cls, seed: int, purpose: bytes) -> Keystream:
+    def seeded(cls, seed: int, purpose: bytes) -> Keystream:
         """A stream whose key is SHA-256 of the seed: reproducible, and so not secret."""
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise TypeError(f"seed={seed!r} must be an int; a secret key needs none")
@@ -98,7 +98,7 @@ class Keystream:
         return self._nonce.rstrip(b"\0")
 
     @property
-    def seeded(self) -> bool:
+    def is_seeded(self) -> bool:
         """Whether the key was computed from a seed."""
         return self._seeded
 
@@ -183,7 +183,7 @@ class Keystream:
     def _alive(self) -> CipherContext:
         if self._cipher is None:
             raise ValueError(
-                "the keystream's key was destroyed; start a new one by Keystream.from_os(purpose)"
+                "the keystream's key was destroyed; start a new one by Keystream.secret(purpose)"
             )
         return self._cipher
 
@@ -195,7 +195,7 @@ def poisson_draw(stream: Keystream, n: int, rate: float) -> Tensor:
 
     Takes 8n bytes of the stream, whatever the outcome.
 
-    >>> poisson_draw(Keystream.from_seed(7, b"sampling"), n=5, rate=1.0)
+    >>> poisson_draw(Keystream.seeded(7, b"sampling"), n=5, rate=1.0)
     tensor([0, 1, 2, 3, 4])
     """
     n = checks.whole("n", n, least=0)

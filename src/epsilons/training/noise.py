@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,9 @@ from epsilons.training.keystream import Keystream
 
 _GRID_BITS = 32
 _UNITS_LIMIT = 2**62  # the noise stays below 2³⁷ units, so the total fits into int64
-_CHUNK = 1 << 15  # coordinates at a time: their scratch stays in the cache
+_CHUNK = 1 << 14  # coordinates at a time: their scratch stays in the cache
+
+_Floats = NDArray[np.floating[Any]]
 
 
 def grid(std: float) -> float:
@@ -50,13 +53,15 @@ def rounding_charge(std: float, dimensions: int) -> float:
     since rounding to nearest moves the difference by at most g in each of d coordinates. An
     example whose gradient is clipped to z is charged z plus this.
 
-    Guarantee: rounded up.
+    Guarantee: rounded up. Without noise nothing is rounded: std 0 → 0.
 
     >>> rounding_charge(std=1.0, dimensions=4) >= 2 * 2**-32
     True
     """
-    dimensions = checks.whole("dimensions", dimensions, least=0)
-    return math.nextafter(grid(std) * math.nextafter(math.sqrt(dimensions), math.inf), math.inf)
+    if std == 0:
+        return 0.0
+    dimensions = checks.whole("dimensions", dimensions, least=1)
+    return grid(std) * math.nextafter(math.sqrt(dimensions), math.inf)
 
 
 class GridNoise:
@@ -76,18 +81,19 @@ class GridNoise:
 
         Noise is drawn in the order of `sums` and of each tensor's logical layout. Results have the
         dtype and device of their sums, half precision becoming float32. With `std` 0 the sums come
-        back as they are.
+        back as they are: no noise, no privacy.
         """
         if std == 0:
             return dict(sums)
         g = grid(std)
-        for name, total in sums.items():
-            _check_range(name, total, g)
-        return {name: self._noisy(total, std, g) for name, total in sums.items()}
+        exact = {name: _flat(total) for name, total in sums.items()}
+        for name, values in exact.items():
+            _check_range(name, values, g)
+        return {
+            name: _like(total, self._noisy(exact[name], std, g)) for name, total in sums.items()
+        }
 
-    def _noisy(self, total: Tensor, std: float, g: float) -> Tensor:
-        dtype = torch.promote_types(total.dtype, torch.float32)
-        exact = total.detach().cpu().to(dtype).reshape(-1).numpy()
+    def _noisy(self, exact: _Floats, std: float, g: float) -> _Floats:
         noisy = np.empty_like(exact)
         for start in range(0, exact.size, _CHUNK):
             part = slice(start, start + _CHUNK)
@@ -95,8 +101,7 @@ class GridNoise:
             words = self.keystream.words(units.size + units.size % 2)
             units += gaussian_units(words, std / g)[: units.size]
             noisy[part] = units * g
-        result = torch.empty_like(total, dtype=dtype, requires_grad=False)
-        return result.copy_(torch.from_numpy(noisy).view(total.shape))
+        return noisy
 
 
 class SecureNoise(GridNoise):
@@ -106,9 +111,9 @@ class SecureNoise(GridNoise):
     """
 
     def __init__(self, keystream: Keystream | None = None) -> None:
-        if keystream is not None and keystream.seeded:
+        if keystream is not None and keystream.is_seeded:
             raise ValueError("the keystream is seeded, hence not secret; use SeededNoise(seed)")
-        super().__init__(Keystream.from_os(b"noise") if keystream is None else keystream)
+        super().__init__(Keystream.secret(b"noise") if keystream is None else keystream)
 
 
 class SeededNoise(GridNoise):
@@ -119,7 +124,7 @@ class SeededNoise(GridNoise):
     """
 
     def __init__(self, seed: int) -> None:
-        super().__init__(Keystream.from_seed(seed, b"noise"))
+        super().__init__(Keystream.seeded(seed, b"noise"))
 
 
 def gaussian_units(words: NDArray[np.uint64], scale: float) -> NDArray[np.int64]:
@@ -206,7 +211,7 @@ def _direction(word: int) -> tuple[float, float]:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _nearest(radius: float, ratio: float) -> int:
+def _nearest(radius: float, ratio: float) -> np.int64:
     """⌊radius·ratio + ½⌋ of the product before it is rounded to float64.
 
     A rounded product has so few bits after the point that cells of the grid would differ in
@@ -222,9 +227,25 @@ def _nearest(radius: float, ratio: float) -> int:
     return np.int64(whole + np.floor((main - whole) + rest + 0.5))
 
 
-def _check_range(name: str, total: Tensor, g: float) -> None:
+def _flat(total: Tensor) -> _Floats:
+    """The coordinates in logical order, in host memory, in at least single precision."""
+    wide = torch.promote_types(total.dtype, torch.float32)
+    values: _Floats = total.detach().cpu().to(wide).reshape(-1).numpy()
+    return values
+
+
+def _like(total: Tensor, values: _Floats) -> Tensor:
+    """`values` with the shape, device and memory format of `total`."""
+    result = torch.from_numpy(values).view(total.shape).to(total.device)
+    if total.is_contiguous():
+        return result
+    return torch.empty_like(total, dtype=result.dtype, requires_grad=False).copy_(result)
+
+
+def _check_range(name: str, values: _Floats, g: float) -> None:
     """A `ValueError` unless the sum is finite and fits the grid; it names no value of the sum."""
-    if total.numel() and not float(total.detach().abs().max()) < _UNITS_LIMIT * g:
+    # a NaN is both least and largest, and fails every comparison
+    if values.size and not -_UNITS_LIMIT * g < values.min() <= values.max() < _UNITS_LIMIT * g:
         raise ValueError(
             f"{name}: the clipped sum is not finite or exceeds 2⁶²·grid = {_UNITS_LIMIT * g:.3g}. "
             "Drop examples with non-finite gradients, and clip, before adding noise."

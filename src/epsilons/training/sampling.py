@@ -41,7 +41,7 @@ class PoissonLoader:
             raise ValueError("a loader needs a plan with steps or epochs")
         self._dataset = dataset
         self._plan = plan
-        self._generator = Keystream.from_os(b"sampling") if generator is None else generator
+        self._generator = Keystream.secret(b"sampling") if generator is None else generator
         self._collate = collate_fn
 
     def __len__(self) -> int:
