@@ -1,6 +1,6 @@
 """The command line: parse, call one function, print. Results to stdout, talk to stderr.
 
-One file per verb. Verbs by reader: `plan` (nobody's data), `account` and `demo` (the curator).
+One file per verb. Verbs by reader: `plan` (nobody's data); all others are for the curator.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from rich.console import Console
 
 from epsilons.cli.account import account
 from epsilons.cli.demo import demo
+from epsilons.cli.export import export
 from epsilons.cli.plan import plan
+from epsilons.cli.resume import resume
+from epsilons.cli.status import status
+from epsilons.cli.train import train
+from epsilons.cli.verify import verify
 
 app = typer.Typer(
     help="One ε per training example: individual privacy accounting for DP-SGD.",
@@ -24,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for verb in (plan, account, demo):
+for verb in (plan, account, demo, train, resume, status, verify, export):
     app.command()(verb)
 
 
