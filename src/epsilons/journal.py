@@ -254,7 +254,7 @@ class Journal:
                 yield norms, durations(rows)
 
     def epsilons(
-        self, delta: float | None = None, method: Method = "rdp", *, sampled: bool = True
+        self, delta: float | None = None, method: Method = "tight", *, sampled: bool = True
     ) -> Epsilons:
         """ε of every example for the steps charged so far, in data set order."""
         rows = self._rows()
@@ -289,7 +289,7 @@ class Journal:
             table[steps + shift, np.searchsorted(chosen, indices)] = norms
         return chosen, table
 
-    def followed_epsilons(self, delta: float | None = None, method: Method = "rdp") -> Epsilons:
+    def followed_epsilons(self, delta: float | None = None, method: Method = "tight") -> Epsilons:
         """ε of the followed examples from their norms at every step, in `followed`'s order."""
         rows = self._rows()
         row = np.repeat(np.arange(len(rows.entry)), durations(rows))

@@ -60,7 +60,7 @@ class Run:
         examples.save(path / "private" / "examples.npz")
         summary = {
             "plan": plan.to_dict(),
-            "worst_case": {m: plan.worst_case(m) for m in METHODS if not plan.endless},
+            "worst_case": _worst_cases(plan),
             "seed": seed,
         }
         with public_file(path / "public" / "plan.json") as file:
@@ -158,6 +158,13 @@ class Run:
         with private_file(self.path / "private" / "timings.json") as file:
             file.write(json.dumps(seconds).encode())
 
-    def epsilons(self, delta: float | None = None, method: Method = "rdp") -> Epsilons:
+    def epsilons(self, delta: float | None = None, method: Method = "tight") -> Epsilons:
         """ε of every training example for the steps taken so far, in data set order."""
         return self.journal.epsilons(delta, method)
+
+
+def _worst_cases(plan: Plan) -> dict[str, float] | None:
+    """By method; None if the length is unknown or nothing is private."""
+    if plan.endless or plan.kind == "none":
+        return None
+    return {method: plan.worst_case(method) for method in METHODS}

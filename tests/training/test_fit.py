@@ -77,7 +77,7 @@ def test_individual_clipping_is_exact_and_costs_no_more_than_the_worst_case(tmp_
 def test_a_tiny_clip_bound_puts_everyone_at_the_worst_case(tmp_path):
     small = plan(max_grad_norm=1e-6)
     run, _ = trained(tmp_path / "run", small)
-    np.testing.assert_allclose(run.epsilons().values, small.worst_case("rdp"), rtol=1e-9)
+    np.testing.assert_allclose(run.epsilons().values, small.worst_case(), rtol=1e-9)
 
 
 def test_examples_get_their_losses_and_correctness(tmp_path):
@@ -298,3 +298,20 @@ def test_dropout_makes_common_clipping_an_estimate_at_every_step(tmp_path):
 def test_seed_marks_the_run(tmp_path):
     assert trained(tmp_path / "a", plan(), seed=5)[0].seed == 5
     assert trained(tmp_path / "b", plan(), seed=None)[0].seed is None
+
+
+def test_plain_training_is_the_sum_of_gradients_and_not_private(tmp_path):
+    model, reference = small_model(), small_model()
+    one_step = plan(clipping="none", noise_multiplier=0, steps=1, batch_size=60, refresh_every=1)
+    run = fit(
+        model, torch.optim.SGD(model.parameters(), lr=1.0), LOSS, data(), one_step,
+        out=tmp_path / "run", seed=1,
+    )  # fmt: skip
+    LOSS(reference, data().tensors).mean().backward()
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(p, q - q.grad)
+    found = run.epsilons()
+    assert found.kind == "none"
+    assert found.worst_case == np.inf
+    assert (found.values == np.inf).all()
+    assert json.loads((run.path / "public" / "plan.json").read_text())["worst_case"] is None

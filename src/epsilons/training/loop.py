@@ -182,11 +182,15 @@ class Loop:
 
     def _charged(self, norms: NDArray[np.float64], step: int) -> NDArray[np.float64]:
         """Norms with room for their rounding and for that of the released sum."""
+        if self.plan.kind == "none":
+            return norms
         size = sum(p.numel() for p in trainable(self.state.model).values())
         return norms * (1 + NORM_ERROR) + rounding_charge(self.plan.phase(step).noise_std, size)
 
     def _bounds(self, indices: Tensor, bound: float) -> Tensor | None:
         """Clip bounds of the drawn examples; None where it is the common one."""
+        if self.plan.clipping == "none":
+            return torch.tensor(torch.inf)
         if self.plan.clipping == "max" or self.norms is None or not len(indices):
             return None
         chosen = self.norms[indices.numpy()]

@@ -40,6 +40,7 @@ def private_step(
     The gradient left in `.grad` is (Σ clipped + N(0, noise_std²)) / batch_size, with the
     *expected* batch size: the number really drawn is private. Clipping leaves room for the
     rounding of the sum to the noise's grid, so that no example moves it by more than its bound.
+    Without noise (`clipping="none"`) the bounds are taken as they are, up to ∞.
     """
     parameters = trainable(model)
     if batch is None:
@@ -49,17 +50,19 @@ def private_step(
         limits = torch.as_tensor(
             plan.max_grad_norm if bounds is None else bounds, dtype=torch.float64
         )
-        if limits.max() > plan.max_grad_norm:
+        private = plan.noise_std > 0
+        if private and limits.max() > plan.max_grad_norm:
             raise ValueError(
                 f"a bound exceeds max_grad_norm={plan.max_grad_norm}, which the plan charges for"
             )
-        size = sum(p.numel() for p in parameters.values())
-        limits = limits - rounding_charge(plan.noise_std, size)
-        if limits.min() < 0:
-            raise ValueError(
-                f"a bound is below the rounding of the noise's grid for {size} parameters; "
-                "expected bounds of at least 1e-5 of the noise"
-            )
+        if private:
+            size = sum(p.numel() for p in parameters.values())
+            limits = limits - rounding_charge(plan.noise_std, size)
+            if limits.min() < 0:
+                raise ValueError(
+                    f"a bound is below the rounding of the noise's grid for {size} parameters; "
+                    "expected bounds of at least 1e-5 of the noise"
+                )
         sums, norms = clipped_gradients(model, loss_fn, batch, limits, micro_batch=micro_batch)
     noisy = noise.added_to(sums, plan.noise_std)
     for name, parameter in parameters.items():
