@@ -1,0 +1,61 @@
+"""The command line: parse, call one function, print. Results to stdout, talk to stderr.
+
+One file per verb. Verbs by reader: `plan` (nobody's data), `account` and `demo` (the curator).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.metadata import version as installed_version
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from epsilons.cli.account import account
+from epsilons.cli.demo import demo
+from epsilons.cli.plan import plan
+
+app = typer.Typer(
+    help="One ε per training example: individual privacy accounting for DP-SGD.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for verb in (plan, account, demo):
+    app.command()(verb)
+
+
+def main() -> None:
+    """Run the command line."""
+    main_of(app)
+
+
+def main_of(act: Callable[[], object]) -> None:
+    """Act; wrong input is one sentence on stderr and exit code 2, Ctrl-C is exit code 130."""
+    talk = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    try:
+        act()
+    except (ValueError, OSError) as error:
+        talk.print(f"error: {error}")
+        sys.exit(2)
+    except KeyboardInterrupt as stopped:
+        talk.print(f"{stopped}" if str(stopped) else "stopped")
+        sys.exit(130)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"epsilons {installed_version('epsilons')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print it."),
+    ] = False,
+) -> None: ...

@@ -1,0 +1,230 @@
+"""From the uses of weights to every example's squared gradient norm, and to the clipped sum.
+
+Uses that reach the same parameters form a group. A parameter used once is settled the moment its
+output gradient arrives; gradients of several uses are added before the norm is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from epsilons.training.interception import Use, Weight
+from epsilons.training.rules.registry import Formed, chunks, precise, square_norms, weighted
+from epsilons.training.standardisation import Standardised
+
+_KEEP_FORMED = 3  # formed gradients are kept if they take at most so many times the operands' bytes
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Group:
+    """Uses whose parameters overlap, and must therefore be settled together."""
+
+    def __init__(self, uses: list[Use]) -> None:
+        self.uses = uses
+        self.waiting = len(uses)
+        weights = {id(u.weight): u.weight for u in uses}
+        self.weights = list(weights.values())
+        # One tensor whose gradient has the parameter's norm: nothing to pull back.
+        self.direct = len(weights) == 1 and self.weights[0].rearranged and not self.coarse
+
+    @property
+    def coarse(self) -> bool:
+        """Whether pulling back to the parameters would round to half precision."""
+        return any(w.tensor.dtype in _HALF and not w.tensor.is_leaf for w in self.weights)
+
+
+class Accumulation:
+    """Receives uses during one backward pass; `squares` (B,) is complete when it ends."""
+
+    def __init__(
+        self,
+        uses: Sequence[Use],
+        parameters: dict[str, Tensor],
+        count: int,
+        *,
+        keep: bool,
+        coarse: bool,
+    ) -> None:
+        device = next(iter(parameters.values())).device
+        self.parameters = parameters
+        self.keep, self.coarse = keep, coarse
+        self.squares = torch.zeros(count, dtype=torch.float64, device=device)
+        self.groups = _groups(uses)
+        self._group_of = {id(u): group for group in self.groups for u in group.uses}
+        self._kept: list[Group] = []
+
+    def receive(self, use: Use) -> None:
+        group = self._group_of[id(use)]
+        group.waiting -= 1
+        if group.waiting == 0:
+            self._settle(group)
+
+    def finish(self) -> None:
+        """Settle what waits for uses that the loss doesn't depend on."""
+        for group in self.groups:
+            if group.waiting:
+                group.uses = [u for u in group.uses if u.g is not None]
+                if group.uses:
+                    self._settle(group)
+
+    def _settle(self, group: Group) -> None:
+        if group.direct:
+            self.squares += self._direct(group)
+        else:
+            chosen = self._standardised(group)
+            for rows in chunks(len(chosen), self._bytes(group)):
+                some = chosen[rows]
+                for gradient in self._pulled_back(group, some).values():
+                    self.squares[some] += square_norms(gradient)
+        if self.keep:
+            self._kept.append(group)
+        else:
+            group.uses = []
+
+    def _standardised(self, group: Group) -> Tensor:
+        """Settle by the closed form what can be; the places of the examples that remain."""
+        everyone = torch.arange(len(self.squares), device=self.squares.device)
+        shape, use = group.weights[0].shape, group.uses[0]
+        if not isinstance(shape, Standardised) or len(group.uses) > 1 or self.coarse:
+            return everyone
+        assert use.g is not None
+        squares, cancelled = shape.square_norms(use.term, use.g)
+        self.squares += squares.where(~cancelled, 0.0)
+        return everyone[cancelled]
+
+    def _direct(self, group: Group) -> Tensor:
+        use = _joined(group)
+        assert use.g is not None
+        held = use.term.data.nbytes if use.term.data is not None else 0
+        formed_bytes = 4 * len(use.g) * use.weight.tensor.numel()
+        small = formed_bytes <= _KEEP_FORMED * (held + use.g.nbytes)
+        if self.keep and small and use.term.forms(use.g):
+            use.g = use.term.gradients(use.g)
+            use.term = Formed()
+            return square_norms(use.g)
+        squares = use.term.square_norms(use.g)
+        if not self.keep:
+            use.g = None
+        return squares
+
+    def _bytes(self, group: Group) -> int:
+        return 8 * sum(w.tensor.numel() for w in group.weights)
+
+    def _pulled_back(self, group: Group, rows: slice | Tensor) -> dict[str, Tensor]:
+        """Some examples' gradients of every parameter of a group."""
+        totals: dict[int, Tensor] = {}
+        for use in group.uses:
+            assert use.g is not None
+            formed = use.term.rows(rows).gradients(use.g[rows])
+            key = id(use.weight)
+            totals[key] = totals[key] + formed if key in totals else formed
+        return self._to_parameters(group.weights, totals, batched=True)
+
+    def _to_parameters(
+        self, weights: Sequence[Weight], totals: dict[int, Tensor], *, batched: bool
+    ) -> dict[str, Tensor]:
+        result: dict[str, Tensor] = {}
+        derived: list[Weight] = []
+        for weight in weights:
+            if id(weight) not in totals:
+                continue
+            if weight.tensor.is_leaf:
+                (name,) = weight.roots
+                result[name] = totals[id(weight)]
+            else:
+                derived.append(weight)
+        if derived:
+            names = sorted(set[str]().union(*(w.roots for w in derived)))
+            gradients = [totals[id(w)].to(w.tensor.dtype) for w in derived]
+            pulled = _vjp(
+                [w.tensor for w in derived], [self.parameters[n] for n in names], gradients, batched
+            )
+            for name, gradient in zip(names, pulled, strict=True):
+                if gradient is not None:
+                    gradient = precise(gradient)
+                    result[name] = result[name] + gradient if name in result else gradient
+        return result
+
+    def clipped_sum(self, factors: Tensor) -> dict[str, Tensor]:
+        """Σ_i factors_i · gradient_i by parameter; factors (B,), where 0 leaves an example out."""
+        sums = {
+            name: torch.zeros_like(p, dtype=precise(p.new_empty(0)).dtype, requires_grad=False)
+            for name, p in self.parameters.items()
+        }
+        chosen = factors > 0
+        everyone = bool(chosen.all())
+        for group in self._kept:
+            if group.coarse or (self.coarse and not group.direct):
+                for rows in chunks(len(factors), self._bytes(group)):
+                    part = _where(chosen[rows], rows)
+                    for name, gradient in self._pulled_back(group, part).items():
+                        sums[name] += weighted(gradient, factors[part])
+                continue
+            totals: dict[int, Tensor] = {}
+            for use in group.uses:
+                assert use.g is not None
+                term, g, weight_of = use.term, use.g, factors
+                if not everyone:
+                    term, g, weight_of = term.rows(chosen), g[chosen], factors[chosen]
+                part = term.weighted_sum(g, weight_of)
+                key = id(use.weight)
+                totals[key] = totals[key] + part if key in totals else part
+            for name, gradient in self._to_parameters(group.weights, totals, batched=False).items():
+                sums[name] += gradient
+            group.uses = []
+        return sums
+
+
+def _where(chosen: Tensor, rows: slice) -> Tensor:
+    places: Tensor = torch.arange(rows.start, rows.stop, device=chosen.device)
+    return places[chosen]
+
+
+def _joined(group: Group) -> Use:
+    """One use that stands for all uses of the group's only weight."""
+    if len(group.uses) == 1:
+        return group.uses[0]
+    terms = [u.term for u in group.uses]
+    gs = [u.g for u in group.uses if u.g is not None]
+    pair = terms[0].joined(terms, gs)
+    if pair is None:
+        total = terms[0].gradients(gs[0])
+        for term, g in zip(terms[1:], gs[1:], strict=True):
+            total = total + term.gradients(g)
+        pair = Formed(), total
+    use = Use(group.weights[0], pair[0], group.uses[0].operation, pair[1])
+    group.uses = [use]
+    return use
+
+
+def _vjp(
+    outputs: list[Tensor], inputs: list[Tensor], gradients: list[Tensor], batched: bool
+) -> Sequence[Tensor | None]:
+    if not batched:
+        return torch.autograd.grad(outputs, inputs, gradients, retain_graph=True, allow_unused=True)
+    try:
+        return torch.autograd.grad(
+            outputs, inputs, gradients, retain_graph=True, allow_unused=True, is_grads_batched=True
+        )
+    except RuntimeError:  # a derivation that vmap can't follow: example by example
+        each = [_vjp(outputs, inputs, list(row), False) for row in zip(*gradients, strict=True)]
+        return [
+            None if column[0] is None else torch.stack([c for c in column if c is not None])
+            for column in zip(*each, strict=True)
+        ]
+
+
+def _groups(uses: Sequence[Use]) -> list[Group]:
+    by_root: dict[str, list[Use]] = {}
+    for use in uses:
+        merged = [use]
+        for root in use.weight.roots:
+            known = by_root.get(root, [])
+            merged += [u for u in known if u not in merged]
+        for root in set[str]().union(*(u.weight.roots for u in merged)):
+            by_root[root] = merged
+    distinct = {id(members): members for members in by_root.values()}
+    return [Group(members) for members in distinct.values()]

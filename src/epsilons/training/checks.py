@@ -1,0 +1,240 @@
+"""What stands between a model and per-example gradients, said before training.
+
+`check_model` looks at the layers and then sends a canary: three examples through the whole
+machinery and, one at a time, through autograd. It finds what no list of layers can: examples that
+leak into each other, a batch dimension in the wrong place, a model that keeps state, a wrong rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.overrides import TorchFunctionMode
+
+from epsilons.training.isolation import undisturbed
+from epsilons.training.layout import names, swapped, tensors_in
+from epsilons.training.norms import (
+    LossFn,
+    check_losses,
+    clipped_gradients,
+    example_count,
+    examples,
+    trainable,
+)
+from epsilons.training.rules import UnsupportedLayer
+
+CANARIES = 3
+_SEED = 20
+
+
+@dataclass(frozen=True)
+class ModelCheck:
+    """What the check learned: whether the loss draws, as with dropout (None: not asked)."""
+
+    random_loss: bool | None
+
+
+def check_model(model: nn.Module, loss_fn: LossFn | None = None, batch: Any = None) -> ModelCheck:
+    """Raise `UnsupportedLayer` with every problem and its remedy; else say what was learned.
+
+    With `loss_fn` and a `batch`, its first three examples are compared with autograd, one example
+    at a time: losses, gradient norms and clipped sums; those without a finite loss are left out.
+    The model is left as it was.
+    """
+    problems = list(_problems(model))
+    if problems:
+        raise UnsupportedLayer("\n".join(problems))
+    trainable(model)
+    if loss_fn is None or batch is None:
+        return ModelCheck(random_loss=None)
+    device = next(iter(trainable(model).values())).device
+    batch = swapped(batch, {id(t): t.to(device) for t in tensors_in(batch)})
+    few = examples(batch, slice(0, min(CANARIES, example_count(batch))))
+    with undisturbed(model, device, _SEED), torch.no_grad():
+        losses = loss_fn(model, few)
+    check_losses(losses, example_count(few))
+    few = examples(few, losses.isfinite())
+    if not example_count(few):
+        return ModelCheck(random_loss=None)
+    return ModelCheck(random_loss=_canary(model, loss_fn, few, device))
+
+
+def replace_batch_norm(model: nn.Module, groups: int = 16) -> nn.Module:
+    """The model with a GroupNorm in the place of every BatchNorm, same scale and shift.
+
+    `groups` is reduced to a number that divides the channels. The layers are replaced in the
+    model itself; build the optimizer afterwards.
+
+    >>> replace_batch_norm(nn.Sequential(nn.Conv2d(3, 24, 3), nn.BatchNorm2d(24)))[1]
+    GroupNorm(8, 24, eps=1e-05, affine=True)
+    """
+    if isinstance(model, _BatchNorm):
+        return _group_norm(model, groups)
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, _BatchNorm):
+                setattr(module, name, _group_norm(child, groups))
+    return model
+
+
+def _group_norm(old: _BatchNorm, groups: int) -> nn.GroupNorm:
+    channels = old.num_features
+    new = nn.GroupNorm(math.gcd(groups, channels), channels, eps=old.eps, affine=old.affine)
+    if old.affine:
+        new.weight, new.bias = old.weight, old.bias
+    return new.train(old.training)
+
+
+def _problems(model: nn.Module) -> Iterator[str]:
+    for path, module in model.named_modules():
+        kind, path = type(module).__name__, path or "the model"
+        if isinstance(module, _BatchNorm) and (module.training or not module.track_running_stats):
+            yield (
+                f"{path}: {kind} mixes the examples of a batch, so no per-example gradient exists. "
+                "Replace it with GroupNorm: epsilons.training.replace_batch_norm(model)."
+            )
+        elif isinstance(module, _InstanceNorm) and module.track_running_stats and module.training:
+            yield (
+                f"{path}: {kind} keeps running statistics over the examples, which no noise "
+                "protects. Use track_running_stats=False."
+            )
+        elif isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            yield f"{path}: {kind} wraps the model. Pass the model itself, `.module`."
+        elif isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and (
+            module.max_norm is not None or module.scale_grad_by_freq
+        ):
+            yield (
+                f"{path}: {kind} with max_norm or scale_grad_by_freq lets one example change "
+                "another's gradient. Leave both options off."
+            )
+        for name, p in module.named_parameters(recurse=False):
+            if isinstance(p, nn.parameter.UninitializedParameter):
+                yield f"{path}.{name}: has no shape yet. Run the model once on a batch first."
+
+
+def _canary(model: nn.Module, loss_fn: LossFn, batch: Any, device: torch.device) -> bool:
+    with undisturbed(model, device, _SEED) as restore:
+        random = _is_random(model, loss_fn, batch, restore)
+        with _Quiet():
+            settled = not (random and _is_random(model, loss_fn, batch, restore))
+            losses = loss_fn(model, batch).detach() if settled else None
+            restore()
+            rows = [
+                _single(model, loss_fn, batch, i, restore, losses)
+                for i in range(example_count(batch))
+            ]
+            norms = torch.stack([_norm(row) for row in rows])
+            if not norms.isfinite().all():
+                return random
+            bounds = norms / 2
+            torch.manual_seed(_SEED)
+            sums, found = clipped_gradients(model, loss_fn, batch, bounds)
+            restore()
+    tolerance = _tolerance(model)
+    _compare("gradient norms", found, norms, tolerance)
+    factors = (bounds / norms).nan_to_num()
+    for name, total in sums.items():
+        expected = sum(f * row[name].double() for f, row in zip(factors, rows, strict=True))
+        _compare(f"clipped gradients of {name}", total, expected, tolerance, float(norms.max()))
+    return random
+
+
+def _is_random(model: nn.Module, loss_fn: LossFn, batch: Any, restore: Callable[[], None]) -> bool:
+    results = []
+    with torch.no_grad():
+        for seed in (_SEED, _SEED + 1):
+            torch.manual_seed(seed)
+            results.append(loss_fn(model, batch))
+            restore()
+    return not torch.equal(results[0], results[1])
+
+
+def _single(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    place: int,
+    restore: Callable[[], None],
+    losses: Tensor | None,
+) -> Mapping[str, Tensor]:
+    """One example's gradient by autograd: alone, or (if the loss is random) within its batch."""
+    parameters = trainable(model)
+    torch.manual_seed(_SEED)
+    with torch.enable_grad():
+        if losses is None:
+            loss = loss_fn(model, batch)[place]
+        else:
+            try:
+                loss = loss_fn(model, examples(batch, slice(place, place + 1))).sum()
+            except (RuntimeError, ValueError, IndexError) as error:
+                raise UnsupportedLayer(
+                    f"the model or its loss fails on a batch of one example: {error}"
+                ) from error
+            _compare("losses", loss.detach(), losses[place], _tolerance(model))
+        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    restore()
+    return {
+        name: torch.zeros_like(p) if gradient is None else gradient
+        for (name, p), gradient in zip(parameters.items(), found, strict=True)
+    }
+
+
+def _norm(row: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack([g.double().square().sum() for g in row.values()]).sum().sqrt()
+
+
+def _tolerance(model: nn.Module) -> float:
+    dtypes = {p.dtype for p in model.parameters()}
+    coarse = dtypes & {torch.float16, torch.bfloat16} or torch.is_autocast_enabled()
+    return 0.1 if coarse else 1e-3
+
+
+def _compare(
+    what: str, found: Tensor, expected: Any, tolerance: float, scale: float | None = None
+) -> None:
+    found, expected = found.double(), torch.as_tensor(expected).double()
+    size = expected.abs().max() if scale is None else torch.as_tensor(scale)
+    apart = (found - expected).abs().max()
+    if not bool(apart <= tolerance * size + 1e-12):
+        raise UnsupportedLayer(
+            f"{what} of a batch are not those of its examples by themselves (off by "
+            f"{float(apart / size):.1g} of the largest). A layer mixes examples (BatchNorm, a mean "
+            "over the batch), the examples are not along dimension 0, the model keeps state "
+            "between calls, or a rule given to norm_rule is wrong."
+        )
+
+
+class _Quiet(TorchFunctionMode):
+    """Dropout that drops nothing, so that a batch and its examples see the same network."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if name in _DROPPING and args:
+            return args[0].clone()
+        if name in _ATTENDING:
+            named["dropout_p"] = 0.0
+        if name in _RECURRING and len(args) == 9:
+            args = (*args[:5], 0.0, *args[6:])
+        return func(*args, **named)
+
+
+_DROPPING = names(
+    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout "
+    "dropout_ alpha_dropout_ feature_dropout_"
+)
+_ATTENDING = names("scaled_dot_product_attention multi_head_attention_forward")
+_RECURRING = names("lstm gru rnn_tanh rnn_relu")

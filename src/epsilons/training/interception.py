@@ -1,0 +1,400 @@
+"""The forward pass, overheard: every operation in which a weight meets the data leaves a `Use`.
+
+While `Interception` is active, such operations run with the weight detached, so that autograd
+never forms a weight gradient; what comes back to their outputs is handed to the rules instead.
+The model isn't touched.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from epsilons.training.layout import (
+    ELEMENTWISE,
+    Layout,
+    conflicting,
+    examples_first,
+    names,
+    output_layout,
+    swapped,
+    tensors_in,
+)
+from epsilons.training.rules import (
+    COMPOSITES,
+    FUSED,
+    REFUSED,
+    RULES,
+    Formed,
+    Term,
+    UnsupportedLayer,
+)
+from epsilons.training.rules.conv import Conv
+from epsilons.training.rules.fallback import fallback
+from epsilons.training.standardisation import Shape, Standardised, derived_shape
+
+
+class PresumedWrongly(Exception):
+    """A tensor taken for one row per example, because of its size, was something else."""
+
+
+@dataclass(eq=False)
+class Weight:
+    """A tensor that depends on trainable parameters (`roots`) and not on the data."""
+
+    tensor: Tensor
+    roots: frozenset[str]
+    rearranged: bool  # a parameter, or its entries in another order: gradients have equal norms
+    shape: Shape | None = None  # what is known about how it was derived
+
+
+@dataclass(eq=False)
+class Use:
+    """One weight in one operation."""
+
+    weight: Weight
+    term: Term
+    operation: str
+    g: Tensor | None = None
+
+
+@dataclass(eq=False)
+class Interception(TorchFunctionMode):
+    """One forward pass over `count` examples."""
+
+    parameters: Mapping[str, Tensor]
+    count: int
+    presume: bool = True
+    receive: Callable[[Use], None] | None = None
+    uses: list[Use] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        device = next(iter(self.parameters.values())).device
+        self.anchor = torch.zeros((), device=device, requires_grad=True)
+        self._weights = {
+            id(p): Weight(p, frozenset([name]), True) for name, p in self.parameters.items()
+        }
+        self._derived: list[Tensor] = []
+        self._data: dict[int, tuple[weakref.ref[Tensor], Layout | None]] = {}
+        self._presumed = False
+
+    def mark(self, tensor: Tensor, layout: Layout | None) -> None:
+        """Take a tensor for data with this layout."""
+        self._data[id(tensor)] = (weakref.ref(tensor), layout)
+
+    def note(self, tensor: Tensor, layout: Layout) -> None:
+        """The same, unless the tensor is a weight."""
+        if id(tensor) not in self._weights:
+            self.mark(tensor, layout)
+
+    def mark_rows(self, tensor: Tensor) -> None:
+        """Take a tensor for data with one row per example."""
+        self.mark(tensor, Layout(0))
+
+    def batch_first(self, tensor: Tensor) -> bool:
+        """Whether a tensor is data with one row per example."""
+        entry = self._data.get(id(tensor))
+        known = entry is not None and entry[0]() is tensor and entry[1] == Layout(0)
+        return known and len(tensor) == self.count
+
+    def expect(self, weight: Any, operation: str) -> Use | None:
+        """Announce a use whose gradients an operation will `deliver`; None for a non-weight."""
+        if id(weight) not in self._weights:
+            return None
+        use = Use(self._weights[id(weight)], Formed(), operation)
+        self.uses.append(use)
+        return use
+
+    def deliver(self, use: Use | None, gradients: Tensor) -> None:
+        """Every example's gradient of an announced use, (B, *weight.shape)."""
+        if use is None:
+            return
+        if self.receive is None:
+            raise self._differentiated([use])
+        use.g = gradients
+        self.receive(use)
+
+    def _differentiated(self, uses: Sequence[Use]) -> UnsupportedLayer:
+        return UnsupportedLayer(
+            f"{self.path([u.weight for u in uses])}: the model differentiates itself while it runs "
+            "(torch.autograd inside forward), so gradients can't be told apart by example."
+        )
+
+    def path(self, weights: Sequence[Weight]) -> str:
+        return ", ".join(sorted(set[str]().union(*(w.roots for w in weights))))
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        weights: list[Weight] = []
+        data: list[tuple[Tensor, Layout | None]] = []
+        for tensor in tensors_in((args, kwargs)):
+            if (weight := self._weights.get(id(tensor))) is not None:
+                weights.append(weight)
+            elif (entry := self._data.get(id(tensor))) is not None and entry[0]() is tensor:
+                data.append((tensor, entry[1]))
+            elif tensor.requires_grad:
+                data.append((tensor, None))
+        if data and func in REFUSED:
+            REFUSED[func](*args, **kwargs)
+        if self._presumed and len(data) > 1 and conflicting(func, data):
+            raise PresumedWrongly
+        if weights and torch.is_grad_enabled():
+            if data:
+                return self._mixed(func, args, kwargs, data, weights)
+            return self._derive(func, args, kwargs, weights)
+        out = func(*args, **kwargs)
+        if data:
+            self._follow(func, args, kwargs, data, out)
+        elif self.presume and not weights:
+            self._presume(out)
+        return out
+
+    def _follow(self, func: Any, args: Any, kwargs: Any, data: Any, out: Any) -> None:
+        if isinstance(out, Tensor):
+            self.mark(out, output_layout(func, args, kwargs, data, out, self.count))
+        elif isinstance(out, (tuple, list)):
+            layouts: dict[torch.Size, Layout | None] = {}
+            for part in tensors_in(out):
+                if part.shape not in layouts:
+                    found = output_layout(func, args, kwargs, data, part, self.count)
+                    layouts[part.shape] = found
+                self.mark(part, layouts[part.shape])
+
+    def _presume(self, out: Any) -> None:
+        # An initial state of zeros, noise, a range over the batch: constants, one row per example.
+        if isinstance(out, Tensor) and out.dim() > 0 and out.shape[0] == self.count:
+            self._presumed = True
+            self.mark(out, Layout(0))
+
+    def _derive(self, func: Any, args: Any, kwargs: Any, weights: list[Weight]) -> Any:
+        name = getattr(func, "__name__", "")
+        if self.presume and name in _EXPANDING and (layout := self._expanded(func, args, kwargs)):
+            self._presumed = True
+            return self._mixed(func, args, kwargs, [], weights, layout)
+        out = func(*args, **kwargs)
+        for part in tensors_in(out):
+            if not part.requires_grad or id(part) in self._weights:
+                continue
+            self._derived.append(part)  # kept, so that its id stays its own
+            single = weights[0]
+            if name in _CASTING and part.shape == single.tensor.shape:
+                self._weights[id(part)] = single
+                continue
+            rearranged = (
+                len(weights) == 1
+                and single.rearranged
+                and name in _REARRANGING
+                and part.numel() == single.tensor.numel()
+            )
+            roots = frozenset[str]().union(*(w.roots for w in weights))
+            shape = None
+            if len(roots) == len(weights) and not rearranged:
+                shape = derived_shape(func, args, kwargs, part, self._known)
+            self._weights[id(part)] = Weight(part, roots, rearranged, shape)
+        return out
+
+    def _known(self, tensor: Any) -> tuple[bool, Shape | None]:
+        weight = self._weights.get(id(tensor))
+        return (weight.rearranged, weight.shape) if weight is not None else (False, None)
+
+    def _expanded(self, func: Any, args: Any, kwargs: Any) -> Layout | None:
+        old = args[0].shape
+        new = func(args[0].detach(), *args[1:], **kwargs).shape
+        old = (1,) * (len(new) - len(old)) + tuple(old)
+        grown = [d for d in range(len(new)) if old[d] == 1 and new[d] == self.count > 1]
+        return Layout(grown[0]) if grown else None
+
+    def _mixed(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        data: list[tuple[Tensor, Layout | None]],
+        weights: list[Weight],
+        layout: Layout | None = None,
+    ) -> Any:
+        if func in FUSED and data:
+            out = FUSED[func](self, *args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        if func not in RULES and func in COMPOSITES:
+            return COMPOSITES[func](self, *args, **kwargs)
+        if func not in RULES and isinstance(func, types.FunctionType):
+            opened = _opened(func)
+            if opened is not None:
+                with self:
+                    return opened(*args, **kwargs)
+        name = getattr(func, "__name__", str(func))
+        if name in _IN_PLACE:
+            return self._out_of_place(name, args, kwargs)
+        used = {id(t): t for t in tensors_in((args, kwargs)) if id(t) in self._weights}
+        detached = {key: tensor.detach() for key, tensor in used.items()}
+        args, kwargs = swapped(args, detached), swapped(kwargs, detached)
+        out = func(*args, **kwargs)
+        if not isinstance(out, Tensor):
+            raise UnsupportedLayer(
+                f"{self.path(weights)}: {name} uses a parameter together with data and returns "
+                f"{type(out).__name__}, not a tensor. Write it with operations that return one."
+            )
+        if layout is None:
+            layout = output_layout(func, args, kwargs, data, out, self.count)
+        if layout is None or any(its is None for _, its in data):
+            raise UnsupportedLayer(
+                f"{self.path(weights)}: lost track of the examples before or in {name} "
+                f"(inputs {[tuple(t.shape) for t, _ in data]}, output {tuple(out.shape)}). "
+                "Keep the examples along a dimension of their own, first if you can."
+            )
+        by_weight = {id(detached[key]): self._weights[key] for key in detached}
+        terms = self._terms(func, args, kwargs, data, by_weight, layout, out)
+        self._keep_output(terms, out, layout)
+        return self._listen(out, layout, terms, name)
+
+    def _keep_output(self, terms: list[tuple[Weight, Term]], out: Tensor, layout: Layout) -> None:
+        for weight, term in terms:
+            if isinstance(term, Conv) and isinstance(weight.shape, Standardised):
+                term.keep(examples_first(out.detach(), layout, self.count))
+
+    def _terms(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        data: Any,
+        by_weight: Any,
+        layout: Layout,
+        out: Tensor,
+    ) -> list[tuple[Weight, Term]]:
+        plain = [t.detach() for t, _ in data]
+        first = [
+            examples_first(t, its, self.count) for t, (_, its) in zip(plain, data, strict=True)
+        ]
+        originals = [t for t, _ in data]
+        if func in RULES:
+            rule, argument = RULES[func]
+            subject = args[0] if args else kwargs.get(argument)
+            applies = data and (argument is None or (len(data) == 1 and originals[0] is subject))
+            name = getattr(func, "__name__", "")
+            if name in ELEMENTWISE and data:
+                place = data[0][1].dim - data[0][0].dim()
+                applies = applies and not any(_spans(w.tensor, place) for w in by_weight.values())
+            if applies:
+                rows = {id(t): rows for t, rows in zip(originals, first, strict=True)}
+                found = list(rule(*swapped(args, rows), **swapped(kwargs, rows)))
+                terms = [(by_weight[id(w)], term) for w, term in found if id(w) in by_weight]
+                if {id(w) for w, _ in found} >= set(by_weight):
+                    return terms
+        pairs = list(zip(plain, first, strict=True))
+        unhooked = {id(t): d for t, d in zip(originals, plain, strict=True)}
+        args, kwargs = swapped(args, unhooked), swapped(kwargs, unhooked)
+        return [
+            (
+                by_weight[id(tensor)],
+                fallback(func, args, kwargs, pairs, tensor, layout, out, self.count),
+            )
+            for tensor in {id(t): t for t in tensors_in((args, kwargs))}.values()
+            if id(tensor) in by_weight
+        ]
+
+    def _listen(
+        self, out: Tensor, layout: Layout, terms: list[tuple[Weight, Term]], name: str
+    ) -> Tensor:
+        if not out.requires_grad:
+            out = _Source.apply(out, self.anchor)  # type: ignore[no-untyped-call]
+        uses = [Use(weight, term, name) for weight, term in terms]
+        versions = [(t, t._version) for _, term in terms if (t := term.data) is not None]
+        self.uses.extend(uses)
+
+        def hook(g: Tensor) -> None:
+            if self.receive is None:
+                raise self._differentiated(uses)
+            if any(t._version != version for t, version in versions):
+                raise RuntimeError(
+                    f"{self.path([u.weight for u in uses])}: the input of {name} was modified in "
+                    "place afterwards. Use the out-of-place operation."
+                )
+            with torch.no_grad():
+                rows = examples_first(g, layout, self.count)
+                for use in uses:
+                    use.g = rows
+                    self.receive(use)
+            # The graph lives until the pass ends; the operands need not.
+            uses.clear()
+            versions.clear()
+
+        out.register_hook(hook)  # type: ignore[no-untyped-call]
+        self.mark(out, layout)
+        return out
+
+    def _out_of_place(self, name: str, args: Any, kwargs: Any) -> Any:
+        target = args[0]
+        with self:
+            # From a copy: the rule still needs what the operation is about to overwrite.
+            result = _IN_PLACE[name](target.clone(), *args[1:], **kwargs)
+            return target.copy_(result)
+
+
+def _spans(weight: Tensor, place: int) -> bool:
+    return weight.dim() >= -place and weight.shape[place] != 1
+
+
+class _Source(torch.autograd.Function):
+    """Gives gradients to the first outputs on the way from the data to the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, anchor: Tensor) -> Tensor:
+        return out.detach()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor]:
+        return None, g.new_zeros(())
+
+
+def _opened(function: types.FunctionType) -> Callable[..., Any] | None:
+    """A Python function of torch without its first look at overrides: its body, to be overheard."""
+    names = [n for n in function.__code__.co_names if n.startswith("has_torch_function")]
+    if not names:
+        return None
+    blind = {name: lambda *_: False for name in names}
+    opened = types.FunctionType(
+        function.__code__,
+        {**function.__globals__, **blind},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    opened.__kwdefaults__ = function.__kwdefaults__
+    return opened
+
+
+_EXPANDING = names("expand expand_as repeat tile broadcast_to")
+_CASTING = names("to float double half bfloat16 type type_as")
+_REARRANGING = names(
+    "T mT H mH __get__ t transpose permute swapaxes swapdims movedim moveaxis view reshape flatten "
+    "unflatten squeeze unsqueeze contiguous clone view_as reshape_as"
+)
+_IN_PLACE: dict[str, Callable[..., Any]] = {
+    "add_": torch.add,
+    "sub_": torch.sub,
+    "mul_": torch.mul,
+    "div_": torch.div,
+    "addmm_": torch.addmm,
+    "addcmul_": torch.addcmul,
+    "__iadd__": torch.add,
+    "__isub__": torch.sub,
+    "__imul__": torch.mul,
+    "__itruediv__": torch.div,
+}

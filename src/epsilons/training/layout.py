@@ -1,0 +1,245 @@
+"""Which dimension of a tensor counts the examples.
+
+A batch enters with its examples along dimension 0, but models transpose and flatten: an attention
+layer wants (T, B, E), a linear layer (B·T, E). The layout of every tensor that depends on the data
+is followed from operation to operation, by position and never by size alone, so that a sequence
+as long as the batch is not mistaken for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Function = Callable[..., Any]
+
+
+class Layout(NamedTuple):
+    """Dimension `dim` is (outer, examples, inner) flattened; plain batches have inner = 1."""
+
+    dim: int
+    inner: int = 1
+
+
+BATCH_FIRST = Layout(0)
+
+
+def examples_first(tensor: Tensor, layout: Layout, count: int) -> Tensor:
+    """A view or copy (B, …) whose row i is the tensor as the operation would see it for example i.
+
+    The row keeps every dimension of the original; the one that counted examples has the
+    outer · inner entries that belong to one example (1 for plain batches).
+    """
+    dim, inner = layout
+    if dim == 0 and tensor.shape[0] == count:
+        return tensor.unsqueeze(1)
+    outer = tensor.shape[dim] // (count * inner)
+    split = torch.unflatten(tensor, dim, (outer, count, inner)).movedim(dim + 1, 0)
+    return split.flatten(dim + 1, dim + 2)
+
+
+def examples_back(rows: Tensor, layout: Layout, shape: Sequence[int]) -> Tensor:
+    """The inverse of `examples_first`: rows (B, …) put back into a tensor of the given shape."""
+    dim, inner = layout
+    outer = shape[dim] // (len(rows) * inner)
+    split = torch.unflatten(rows, dim + 1, (outer, inner)).movedim(0, dim + 1)
+    return split.flatten(dim, dim + 2)
+
+
+def output_layout(
+    function: Function,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    inputs: Sequence[tuple[Tensor, Layout | None]],
+    out: Tensor,
+    count: int,
+) -> Layout | None:
+    """The layout of an operation's output, from those of its data inputs; None if it is lost.
+
+    Guarantee: None, or the dimension that carries the examples for every operation that does
+    not mix them. (An operation that does is caught by the canary in `checks`.)
+    """
+    known = [(tensor, layout) for tensor, layout in inputs if layout is not None]
+    if not known or out.dim() == 0:
+        return None
+    tensor, layout = known[0]
+    name = getattr(function, "__name__", "")
+    if name == "__get__":
+        name = _PROPERTIES.get(function, "")
+    if name in _MOVING:
+        return _moved(name, function, args, kwargs, tensor, layout)
+    if name in _REDUCING:
+        if name == "__getitem__" and layout.dim == 0 and _keeps_first(args[1]):
+            return layout
+        return _probed(function, args, kwargs, known, out, count)
+    if name == "stack":
+        position = kwargs.get("dim", args[1] if len(args) > 1 else 0) % out.dim()
+        return Layout(layout.dim + (position <= layout.dim), layout.inner)
+    for other, its_layout in known:
+        if other.shape == out.shape:
+            return its_layout
+    if name in ELEMENTWISE:
+        return Layout(layout.dim + out.dim() - tensor.dim(), layout.inner)
+    if tensor.numel() == out.numel():
+        return _reshaped(tensor.shape, layout, out.shape, count)
+    if layout.dim >= out.dim() or out.shape[layout.dim] % (count * layout.inner):
+        return None
+    if out.shape[layout.dim] == tensor.shape[layout.dim] or name in _RESIZING:
+        return layout
+    return None
+
+
+def conflicting(function: Function, inputs: Sequence[tuple[Tensor, Layout | None]]) -> bool:
+    """Whether the layouts of the inputs of an operation can't all be right."""
+    name = getattr(function, "__name__", "")
+    places = [layout.dim - tensor.dim() for tensor, layout in inputs if layout is not None]
+    if len(places) < 2:
+        return False
+    if name in ELEMENTWISE:
+        return len(set(places)) > 1
+    if name in _CONTRACTING:
+        return len(set(places)) > 1 or places[0] > -3
+    return name in _WEIGHTED
+
+
+def _reshaped(old: Sequence[int], layout: Layout, new: Sequence[int], count: int) -> Layout | None:
+    # In row-major order the example index advances every `stride` entries, before and after.
+    stride = layout.inner * math.prod(old[layout.dim + 1 :])
+    below = 1
+    for dim in range(len(new) - 1, -1, -1):
+        above = below * new[dim]
+        if below <= stride and above >= stride * count and stride % below == 0:
+            inner = stride // below
+            return Layout(dim, inner) if new[dim] % (inner * count) == 0 else None
+        below = above
+    return None
+
+
+def _moved(
+    name: str,
+    function: Function,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    tensor: Tensor,
+    layout: Layout,
+) -> Layout:
+    return Layout(
+        _permutation(name, function, tensor.dim(), *_rest(args, kwargs))[layout.dim], layout.inner
+    )
+
+
+def _rest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    positional = tuple(tuple(a) if isinstance(a, list) else a for a in args[1:])
+    named = tuple(
+        (k, tuple(v) if isinstance(v, list) else v) for k, v in kwargs.items() if k != "input"
+    )
+    return positional, named
+
+
+@functools.cache
+def _permutation(
+    name: str, function: Function, dims: int, args: Any, kwargs: Any
+) -> dict[int, int]:
+    # Each dimension gets a size of its own, so that the result's shape tells where it went.
+    labelled = torch.empty(*range(2, dims + 2), device="meta")
+    shape = function(labelled, *args, **dict(kwargs)).shape
+    return {size - 2: place for place, size in enumerate(shape)}
+
+
+def _probed(
+    function: Function,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    known: Sequence[tuple[Tensor, Layout]],
+    out: Tensor,
+    count: int,
+) -> Layout | None:
+    # The operation again, without data, on a batch of another size: the dimension that differs.
+    stand_ins = {id(tensor): _resized(tensor, layout) for tensor, layout in known}
+    try:
+        result = function(*swapped(args, stand_ins), **swapped(kwargs, stand_ins))
+    except (RuntimeError, IndexError, TypeError, NotImplementedError):
+        # An index that names examples one by one: examples stay in front, or the layout is lost.
+        in_front = known[0][1] == BATCH_FIRST and out.shape[0] == count
+        return BATCH_FIRST if in_front else None
+    first = next(tensors_in(result), None)
+    if first is None or _PROBE not in first.shape:
+        return None
+    return Layout(list(first.shape).index(_PROBE), known[0][1].inner)
+
+
+def _keeps_first(index: Any) -> bool:
+    return (
+        isinstance(index, tuple)
+        and index[0] == slice(None)
+        and all(isinstance(part, (int, slice)) for part in index)
+    )
+
+
+def _resized(tensor: Tensor, layout: Layout) -> Tensor:
+    shape = list(tensor.shape)
+    shape[layout.dim] = _PROBE
+    return torch.empty(shape, dtype=tensor.dtype, device="meta")
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """The tensors in nested lists, tuples and dictionaries, in order."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for branch in tree:
+            yield from tensors_in(branch)
+    elif isinstance(tree, dict):
+        yield from tensors_in(list(tree.values()))
+
+
+def swapped(tree: Any, replacements: Mapping[int, Tensor]) -> Any:
+    """The same nest of lists, tuples and dictionaries with some tensors (by id) replaced."""
+    if isinstance(tree, Tensor):
+        return replacements.get(id(tree), tree)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(swapped(branch, replacements) for branch in tree))
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(swapped(branch, replacements) for branch in tree)
+    if isinstance(tree, dict):
+        return {key: swapped(branch, replacements) for key, branch in tree.items()}
+    return tree
+
+
+def names(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
+
+_PROBE = 10007  # a size that no other dimension has
+
+_PROPERTIES: dict[Any, str] = {
+    torch.Tensor.T.__get__: "T",  # type: ignore[attr-defined]
+    torch.Tensor.mT.__get__: "mT",  # type: ignore[attr-defined]
+    torch.Tensor.H.__get__: "H",  # type: ignore[attr-defined]
+    torch.Tensor.mH.__get__: "mH",  # type: ignore[attr-defined]
+}
+_MOVING = names("T mT H mH t transpose permute swapaxes swapdims movedim moveaxis adjoint")
+_REDUCING = names(
+    "__getitem__ select unbind sum mean max min amax amin aminmax prod std var std_mean var_mean "
+    "argmax argmin any all logsumexp norm vector_norm median mode nansum nanmean count_nonzero "
+    "squeeze diagonal einsum"
+)
+_RESIZING = names("cat concat concatenate chunk split tensor_split narrow repeat tile")
+ELEMENTWISE = names(
+    "add sub mul div true_divide floor_divide remainder fmod pow where maximum minimum rsub "
+    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __rdiv__ __pow__ "
+    "__rpow__ eq ne lt le gt ge logical_and logical_or logical_xor __and__ __or__ __xor__ atan2 "
+    "lerp masked_fill addcmul addcdiv hypot logaddexp add_ sub_ mul_ div_ masked_fill_ __eq__ "
+    "__lt__ __le__ __gt__ __ge__ __ne__ binary_cross_entropy_with_logits"
+)
+_CONTRACTING = names("matmul bmm mm __matmul__ __rmatmul__ baddbmm")
+_WEIGHTED = names(
+    "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
+    "embedding embedding_bag group_norm layer_norm rms_norm instance_norm bilinear"
+)

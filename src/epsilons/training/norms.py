@@ -1,0 +1,236 @@
+"""Every example's gradient norm, and the sum of clipped gradients, from one backward pass.
+
+Nothing is wrapped, hooked or left behind on the model: see `interception` for how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from epsilons.training.accumulation import Accumulation
+from epsilons.training.interception import Interception, PresumedWrongly
+from epsilons.training.isolation import in_order, undisturbed
+from epsilons.training.layout import BATCH_FIRST, swapped, tensors_in
+
+LossFn = Callable[[nn.Module, Any], Tensor]
+
+NORM_ERROR = 2e-5  # twice the relative error that a norm may carry
+
+
+def supervised(criterion: Callable[..., Tensor]) -> LossFn:
+    """A loss function for (x, y) batches: `criterion(model(x), y)`, one loss per example.
+
+    `criterion` is called with `reduction="none"`-style results in mind: (B,) losses, or more
+    dimensions, which are averaged within each example.
+
+    >>> import torch.nn.functional as F
+    >>> loss_fn = supervised(torch.nn.CrossEntropyLoss(reduction="none"))
+    >>> loss_fn(torch.nn.Linear(3, 2), (torch.zeros(5, 3), torch.zeros(5, dtype=torch.long))).shape
+    torch.Size([5])
+    """
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        losses = criterion(model(x), y)
+        return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+
+    return loss_fn
+
+
+def clipped_gradients(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    bounds: float | Tensor | np.ndarray[Any, Any],
+    *,
+    micro_batch: int | None = None,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The sum of clipped per-example gradients by parameter name, and the norms (B,).
+
+        Σ_i g_i · min(1, C_i / (‖g_i‖ · (1 + 2e-5)))
+
+    The factor 1 + 2e-5 covers the rounding of the norms: no example contributes more than its
+    bound C_i. An example whose norm is not finite contributes nothing; its norm comes back as it
+    is, for the caller to charge at C_i. Sums are float32 or better whatever the model's type.
+    `micro_batch` bounds how many examples are in memory at once.
+    """
+    count = example_count(batch)
+    parameters = trainable(model)
+    limits = _bounds(bounds, count, next(iter(parameters.values())).device)
+    size = micro_batch or max(count, 1)
+    if size < 1:
+        raise ValueError(f"micro_batch={micro_batch} is not a number of examples; expected ≥ 1.")
+    sums: dict[str, Tensor] | None = None
+    norms: list[Tensor] = []
+    for start in range(0, count, size):
+        part = slice(start, min(start + size, count))
+        accumulated = _backward(model, loss_fn, examples(batch, part), parameters, keep=True)
+        lengths = accumulated.squares.sqrt()
+        clipped = accumulated.clipped_sum(_factors(lengths, limits[part]))
+        sums = clipped if sums is None else {k: v.add_(clipped[k]) for k, v in sums.items()}
+        norms.append(lengths)
+    if sums is None:
+        sums = Accumulation([], parameters, 0, keep=True, coarse=False).clipped_sum(limits)
+        norms.append(limits)
+    return sums, torch.cat(norms)
+
+
+def gradient_norms(
+    model: nn.Module,
+    loss_fn: LossFn,
+    data: Any,
+    *,
+    batch_size: int,
+    device: torch.device | str | None = None,
+    collate_fn: Callable[[list[Any]], Any] = default_collate,
+    progress: Callable[[int, int], None] | None = None,
+    seed: int = 0,
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Every example's gradient norm at the current model, (n,) float64 in dataset order.
+
+    `data` is a map-style dataset, or tensors (also in tuples and dictionaries) with the examples
+    along dimension 0, or a `DataLoader` that goes through its data set in order. The model runs
+    in the mode it is in; its random draws (dropout) come from `seed` and not from the global
+    generators. Model, buffers, gradients and generators are left as they were, also by an
+    exception. `progress(done, total)` is called after every batch. A norm that isn't finite is
+    returned as it is.
+
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> loss_fn = lambda model, x: model(x).squeeze(1)
+    >>> gradient_norms(model, loss_fn, torch.tensor([[3.0, 4.0], [0.0, 1.0]]), batch_size=2)
+    array([5., 1.])
+    """
+    parameters = trainable(model)
+    place = next(iter(parameters.values())).device
+    if device is not None and torch.device(device).type != place.type:
+        raise ValueError(
+            f"device={device} but the model is on {place}; move the model there first."
+        )
+    total, batches = in_order(data, batch_size, collate_fn)
+    norms = np.empty(total)
+    done = 0
+    with undisturbed(model, place, seed) as restore:
+        for batch in batches:
+            moved = {id(t): t.to(place) for t in tensors_in(batch)}
+            found = batch_norms(model, loss_fn, swapped(batch, moved))
+            norms[done : done + len(found)] = found.cpu().numpy()
+            done += len(found)
+            restore()
+            if progress is not None:
+                progress(done, total)
+    if done != total:
+        raise ValueError(f"the data gave {done} examples where its length is {total}.")
+    return norms
+
+
+def batch_norms(model: nn.Module, loss_fn: LossFn, batch: Any) -> Tensor:
+    """The gradient norms of one batch, (B,) float64, on the model's device."""
+    return _backward(model, loss_fn, batch, trainable(model), keep=False).squares.sqrt()
+
+
+def trainable(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters that training changes, by name."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not parameters:
+        raise ValueError(
+            "the model has no trainable parameter, so there is no gradient; "
+            "expected at least one with requires_grad=True."
+        )
+    return dict(parameters)
+
+
+def example_count(batch: Any) -> int:
+    """How many examples a batch holds: the first dimension of its tensors."""
+    sizes = {len(t) for t in tensors_in(batch) if t.dim() > 0}
+    if len(sizes) != 1:
+        raise ValueError(
+            f"a batch holds tensors whose first dimensions are {sorted(sizes)}; expected one "
+            "number of examples, along dimension 0 of every tensor."
+        )
+    return sizes.pop()
+
+
+def examples(batch: Any, part: slice | Tensor) -> Any:
+    """Some examples of a batch of tensors, tuples, lists or dictionaries."""
+    chosen = {id(t): t[part] for t in tensors_in(batch) if t.dim() > 0}
+    return swapped(batch, chosen)
+
+
+def _factors(norms: Tensor, bounds: Tensor) -> Tensor:
+    factors = (bounds / (norms * (1 + NORM_ERROR))).clamp(max=1.0)
+    return torch.where(norms.isfinite(), factors.nan_to_num(nan=1.0), 0.0)
+
+
+def _bounds(bounds: Any, count: int, device: torch.device) -> Tensor:
+    limits = torch.as_tensor(bounds, dtype=torch.float64, device=device)
+    if limits.dim() == 0:
+        limits = limits.expand(count)
+    if limits.shape != (count,):
+        raise ValueError(
+            f"bounds has shape {tuple(limits.shape)}; expected a number or one per example, "
+            f"({count},)."
+        )
+    if not bool((limits >= 0).all()):
+        raise ValueError("bounds holds a negative number or NaN; expected clipping bounds ≥ 0.")
+    return limits
+
+
+def _backward(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    parameters: dict[str, Tensor],
+    *,
+    keep: bool,
+) -> Accumulation:
+    try:
+        return _overheard(model, loss_fn, batch, parameters, keep=keep, presume=True)
+    except PresumedWrongly:
+        return _overheard(model, loss_fn, batch, parameters, keep=keep, presume=False)
+
+
+def _overheard(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    parameters: dict[str, Tensor],
+    *,
+    keep: bool,
+    presume: bool,
+) -> Accumulation:
+    count = example_count(batch)
+    mode = Interception(parameters, count, presume)
+    # Aliases, so that what is noted about a tensor is not noted about the caller's.
+    aliases = {id(t): t.detach() for t in tensors_in(batch)}
+    for alias in aliases.values():
+        if alias.dim() > 0:
+            mode.mark(alias, BATCH_FIRST)
+    with torch.enable_grad():
+        with mode:
+            losses = loss_fn(model, swapped(batch, aliases))
+        check_losses(losses, count)
+        accumulated = Accumulation(
+            mode.uses, parameters, count, keep=keep, coarse=torch.is_autocast_enabled()
+        )
+        if losses.requires_grad:
+            mode.uses.clear()  # each group lets go of its own
+            mode.receive = accumulated.receive
+            torch.autograd.grad(losses.sum(), mode.anchor, allow_unused=True)
+        accumulated.finish()
+    return accumulated
+
+
+def check_losses(losses: Any, count: int) -> None:
+    """A `ValueError` unless there is one loss per example."""
+    if not isinstance(losses, Tensor) or losses.shape != (count,):
+        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise ValueError(
+            f"loss_fn returned {got}; expected one loss per example, ({count},). "
+            'Use reduction="none" and average within each example only.'
+        )

@@ -1,0 +1,130 @@
+"""Operations without a rule: the operation's own derivative, example by example, with `vmap`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor
+
+from epsilons.training.layout import Layout, examples_back, swapped
+from epsilons.training.rules.registry import SCRATCH_BYTES, Term, precise
+
+
+class PerExample(Term):
+    """The operation called on each example by itself.
+
+    `sources` are the operation's data arguments and `examples` the same, examples first.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[dict[int, Tensor]], Tensor],
+        sources: Sequence[Tensor],
+        examples: Sequence[Tensor],
+        weight: Tensor,
+    ) -> None:
+        super().__init__(None)
+        self.call = call
+        self.keys = [id(source) for source in sources]
+        self.sources = sources
+        self.examples = examples
+        self.weight = weight
+
+    def rows(self, chosen: slice | Tensor) -> Self:
+        part = super().rows(chosen)
+        part.examples = [example[chosen] for example in self.examples]
+        return part
+
+    def output(self, weight: Tensor, *row: Tensor) -> Tensor:
+        """What the operation gives for one example."""
+        replacements = dict(zip(self.keys, row, strict=True))
+        return self.call(replacements | {id(self.weight): weight})
+
+    def gradients(self, g: Tensor) -> Tensor:
+        def gradient(g: Tensor, *row: Tensor) -> Tensor:
+            pull = torch.func.vjp(lambda weight: self.output(weight, *row), self.weight)[1]
+            (gradient,) = pull(g)
+            return cast(Tensor, gradient)
+
+        size = max(1, SCRATCH_BYTES // (8 * self.weight.numel()))
+        each = torch.vmap(gradient, chunk_size=size)
+        return precise(each(g, *self.examples))
+
+
+class Masked(Term):
+    """The operation called on the whole batch, with the output gradient of one example at a time.
+
+    Right for any operation whose output separates the examples, at B times the work: for weights
+    that were expanded to the size of the batch before they met the data.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[dict[int, Tensor]], Tensor],
+        weight: Tensor,
+        layout: Layout,
+        out: Tensor,
+        count: int,
+    ) -> None:
+        super().__init__(torch.arange(count, device=out.device))
+        self.call = call
+        self.weight = weight
+        self.layout = layout
+        self.shape = out.shape
+        self.count = count
+
+    def gradients(self, g: Tensor) -> Tensor:
+        assert self.data is not None
+        pull = torch.func.vjp(lambda w: self.call({id(self.weight): w}), self.weight)[1]
+
+        def gradient(row: Tensor, place: Tensor) -> Tensor:
+            chosen = torch.arange(self.count, device=row.device) == place
+            chosen = chosen.view(-1, *[1] * row.dim())
+            spread = torch.where(chosen, row, row.new_zeros(()))
+            (gradient,) = pull(examples_back(spread, self.layout, self.shape))
+            return cast(Tensor, gradient)
+
+        size = max(1, SCRATCH_BYTES // (8 * self.shape.numel()))
+        each = torch.vmap(gradient, chunk_size=size)
+        return precise(each(g, self.data))
+
+
+def bound(
+    function: Callable[..., Any], args: Any, kwargs: Any
+) -> Callable[[dict[int, Tensor]], Tensor]:
+    """The operation as a function of replacements for its tensors, by id."""
+    return lambda replacements: function(
+        *swapped(args, replacements), **swapped(kwargs, replacements)
+    )
+
+
+def fallback(
+    function: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    data: Sequence[tuple[Tensor, Tensor]],
+    weight: Tensor,
+    layout: Layout,
+    out: Tensor,
+    count: int,
+) -> Term:
+    """The term of one weight of any operation; data: (argument, the same examples first)."""
+    call = bound(function, args, kwargs)
+    sources = [source for source, _ in data]
+    term = PerExample(call, sources, [examples for _, examples in data], weight)
+    row = list(out.shape)
+    row[layout.dim] //= count
+    if count > 0 and _row_shape(term) == row:
+        return term
+    return Masked(call, weight, layout, out, count)
+
+
+def _row_shape(term: PerExample) -> list[int] | None:
+    try:
+        with torch.no_grad():
+            row = term.output(term.weight, *(example[0] for example in term.examples))
+    except (RuntimeError, IndexError, ValueError):
+        return None
+    return list(row.shape) if isinstance(row, Tensor) else None

@@ -1,0 +1,115 @@
+"""One rule per operation: how its output's gradient becomes each example's weight gradient.
+
+A rule has the signature of its operation. It is called with the data examples first (see
+`layout.examples_first`: one more dimension in front) and yields a `Term` for every weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+SCRATCH_BYTES = 2**23  # what one operation may hold beside its operands
+
+
+class UnsupportedLayer(ValueError):
+    """An operation for which no per-example gradient exists or can be had; says what to use."""
+
+
+class Term:
+    """What one weight receives from one operation, as a function of the output gradient g.
+
+    `data` is what the operation read beside the weight, and g what came back: both have the
+    examples first, (B, …). A rule of your own needs `gradients` only.
+    """
+
+    def __init__(self, data: Tensor | None) -> None:
+        self.data = data
+
+    def gradients(self, g: Tensor) -> Tensor:
+        """Every example's gradient, (B, *weight.shape)."""
+        raise NotImplementedError
+
+    def square_norms(self, g: Tensor) -> Tensor:
+        """Every example's squared gradient norm, (B,)."""
+        return square_norms(self.gradients(g))
+
+    def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
+        """Σ_i factors_i · gradient_i, of the weight's shape; factors: (B,)."""
+        return weighted(self.gradients(g), factors)
+
+    def forms(self, g: Tensor) -> bool:
+        """Whether `square_norms` forms the gradients in full."""
+        return True
+
+    def rows(self, chosen: slice | Tensor) -> Self:
+        """The same term for some of the examples."""
+        part = object.__new__(type(self))
+        part.__dict__.update(self.__dict__)
+        if self.data is not None:
+            part.data = self.data[chosen]
+        return part
+
+    def joined(self, others: list[Term], gs: list[Tensor]) -> tuple[Term, Tensor] | None:
+        """One term and one g that stand for several uses of one weight, or None."""
+        return None
+
+
+class Formed(Term):
+    """A term whose g already is every example's gradient."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def gradients(self, g: Tensor) -> Tensor:
+        return g
+
+
+Rule = Callable[..., Iterable[tuple[Any, Term]]]
+RULES: dict[Any, tuple[Rule, str | None]] = {}
+
+
+def norm_rule(
+    *operations: Callable[..., Any], data: str | None = "input"
+) -> Callable[[Rule], Rule]:
+    """Register the rule of one or more operations.
+
+    `data` names the one argument (the first) that may depend on the data; None leaves it to the
+    rule, which may yield nothing to decline.
+    """
+
+    def register(rule: Rule) -> Rule:
+        for operation in operations:
+            RULES[operation] = (rule, data)
+        return rule
+
+    return register
+
+
+def precise(tensor: Tensor) -> Tensor:
+    """The tensor in single precision or better: half precision is too coarse to sum in."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def square_norms(gradients: Tensor) -> Tensor:
+    """Squared norms of the rows, (B,)."""
+    flat = gradients.reshape(len(gradients), gradients.shape[1:].numel())
+    lengths: Tensor = torch.linalg.vector_norm(flat, dim=1)
+    return lengths.square()
+
+
+def weighted(gradients: Tensor, factors: Tensor) -> Tensor:
+    """Σ_i factors_i · gradients_i."""
+    flat = factors.to(gradients.dtype) @ gradients.reshape(
+        len(gradients), gradients.shape[1:].numel()
+    )
+    return flat.view(gradients.shape[1:])
+
+
+def chunks(count: int, bytes_each: int) -> Iterable[slice]:
+    """Ranges of examples that keep scratch below `SCRATCH_BYTES` (one example at least)."""
+    size = max(1, SCRATCH_BYTES // max(1, bytes_each))
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
