@@ -76,15 +76,14 @@ def noisy_ranks(
     depend on anything released before.
     """
     k = len(thresholds)
-    spectrum = _spectrum(k)
-    root = _negacyclic(np.eye(1, k)[0], np.sqrt(np.abs(spectrum)))
-    unit = _units(mu, len(values)) / np.linalg.norm(root) * (1 - 1e-12)
+    root, back = _factors(k)
+    unit = _units(mu, len(values)) / float(np.linalg.norm(root)) * (1 - 1e-12)
     column = np.trunc(root * unit).astype(np.int64)
     cells = np.bincount(np.searchsorted(thresholds, values, side="left"), minlength=k + 1)
     signed = cells[:k].astype(np.int64)
     signed[0] -= cells[k]  # above all thresholds: the negative of below all
     released = _with_noise(_negacyclic_product(column, signed)) / unit
-    counts = _negacyclic(released, spectrum / np.sqrt(np.abs(spectrum)))
+    counts = _negacyclic(released, back)
     return Noisy(n / 2 + counts, rank_noise(k, mu))
 
 
@@ -97,6 +96,14 @@ def _spectrum(k: int) -> NDArray[np.complex128]:
     """Eigenvalues of the k × k matrix with +½ on and below the diagonal and −½ above."""
     result: NDArray[np.complex128] = 1 / (1 - np.exp(-1j * np.pi * (2 * np.arange(k) + 1) / k))
     return result
+
+
+@cache
+def _factors(k: int) -> tuple[NDArray[np.float64], NDArray[np.complex128]]:
+    """First column of |M|^½, and the eigenvalues of M|M|^{−½}."""
+    spectrum = _spectrum(k)
+    root = np.sqrt(np.abs(spectrum))
+    return _negacyclic(np.eye(1, k)[0], root), spectrum / root
 
 
 def _negacyclic(

@@ -117,7 +117,7 @@ def owner_statement(run: Run, owner: str, *, delta: float | None = None) -> Stat
         worst_case=worst_together,
         individual=min(together, worst_together),
         records=tuple(
-            Record(str(run.examples.ids[row]), float(found.values[row]), min(mine, theirs))
+            Record(str(run.examples.ids[row]), float(found.values[row]), float(min(mine, theirs)))
             for row, mine, theirs in zip(rows, each, worst_each, strict=True)
         ),
     )
