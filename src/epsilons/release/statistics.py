@@ -38,7 +38,7 @@ QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _MEAN_SHARE = 0.25
 _SIZE_SHARE = 0.2
 # A group is published where the noise of a rank is at most 1/20 of its noisy size; one record can
-# put a group of its own there with a probability below 1e-28.
+# put a group of its own there with a probability of Φ(−12) < 1e-32.
 _LEAST_IN_NOISE = 20.0
 _LEAST_IN_SIZE_NOISE = 12.0
 
@@ -248,7 +248,7 @@ def _by_group(
         members = names == label
         size = noisy_size(members, mu * _SIZE_SHARE**0.5)
         for_rest = mu * (1 - _SIZE_SHARE) ** 0.5
-        if size.value >= max(ask.least_size(for_rest), _LEAST_IN_SIZE_NOISE * size.std):
+        if size.value >= max(ask.least_size(for_rest), 1 + _LEAST_IN_SIZE_NOISE * size.std):
             rest = ask.statistics(values[members], upper, size, for_rest)
             count = _estimate(size.value, size.std, float(len(names)))
             found[label] = Statistics(rest.mean, rest.quantiles, count)
