@@ -3,7 +3,9 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit slow bench clean
+.PHONY: help setup demo test lint types unit slow soak mnist bench clean
+
+DATA ?= .data
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -34,6 +36,15 @@ unit: setup
 
 slow: setup  ## the full-size tests
 	$(BIN)/pytest -m slow
+
+soak: setup  ## 200 times kill -9 at random moments
+	EPSILONS_KILLS=200 $(BIN)/pytest tests/training/test_resume.py -k killed
+
+mnist: setup  ## all 60,000 examples, both clippings, from the folder DATA (default .data)
+	@for clipping in max individual; do \
+	  $(BIN)/python experiments/mnist.py $(DATA) runs/mnist-$$clipping --clipping $$clipping || exit 1; done
+	$(BIN)/python experiments/mnist.py $(DATA) runs/mnist-rarely --refreshes-per-epoch 0.334 --epochs 9
+	$(BIN)/python experiments/mnist.py $(DATA) runs/mnist-followed --follow 1000 --epochs 15
 
 bench: setup  ## every figure of speed beside its peer
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done

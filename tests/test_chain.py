@@ -165,6 +165,15 @@ def test_sealed_journal_is_one_file_that_takes_no_more(tmp_path):
     assert not found(tmp_path)
 
 
+def test_a_reader_is_not_in_the_way_of_sealing(tmp_path):
+    journal = written(tmp_path)
+    with reopened(tmp_path) as reader:
+        before = reader.epsilons().values
+        journal.seal()
+        np.testing.assert_array_equal(reader.epsilons().values, before)
+    assert not found(tmp_path)
+
+
 def test_every_byte_of_a_sealed_journal_flipped_is_found(tmp_path):
     journal = written(tmp_path)
     journal.seal()

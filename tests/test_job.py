@@ -15,7 +15,7 @@ def run(tmp_path_factory):
 
 
 def test_demo_meets_its_target_and_predicts_well(run):
-    assert 3.9 < run.plan.worst_case("rdp") <= 4.0
+    assert 3.9 < run.plan.worst_case() <= 4.0
     assert run.plan.delta == 1e-4
     assert len(run.test) == 360
     assert run.test.correct.mean() >= 0.92

@@ -8,6 +8,7 @@ from epsilons.accounting.individual import individual_epsilons
 from epsilons.accounting.plan import Plan
 from epsilons.accounting.rdp import rdp_epsilon, sampled_gaussian_rdp
 from epsilons.accounting.results import Epsilons
+from epsilons.accounting.tight import tight_epsilon
 from epsilons.examples import Examples
 from epsilons.journal import Journal
 from epsilons.runs import Run
@@ -22,4 +23,5 @@ __all__ = [
     "least_noise",
     "rdp_epsilon",
     "sampled_gaussian_rdp",
+    "tight_epsilon",
 ]

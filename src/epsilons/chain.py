@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from epsilons.files import public_file
+from epsilons.files import public_file, sync
 
 SALT_BYTES = 32
 
@@ -113,14 +113,26 @@ class Chain:
             return blob.read(size)
 
     def seal(self) -> None:
-        """Make one file of it, publish its digest, and take no more entries."""
-        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        self._connection.execute("PRAGMA journal_mode = DELETE")
-        self._connection.close()
+        """Make one file of it, publish its digest, and take no more entries.
+
+        The file is written anew and takes the old one's place, so that whoever still reads the
+        old one is not in the way.
+        """
+        if _live(self.path):
+            draft = self.path.with_name(f".{self.path.name}.draft")
+            draft.unlink(missing_ok=True)
+            os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            self._connection.execute("VACUUM INTO ?", (str(draft),))
+            self._connection.close()
+            sync(draft)
+            os.replace(draft, self.path)
+            sync(self.path.parent)
+            self._connection = _connect(self.path)
+        for suffix in ("-wal", "-shm"):
+            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
         if self._anchor is not None:
             published = read_anchor(self._anchor)
             _write_anchor(self._anchor, published._replace(seal=_file_digest(self.path)))
-        self._connection = _connect(self.path)
 
     def verify(self) -> tuple[int, bool]:
         """The number of entries and whether the file is sealed; ValueError if it was changed."""
@@ -204,12 +216,15 @@ def _file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _live(path: Path) -> bool:
+    """Whether entries can be added: bytes 18 and 19 of the header say 2 for a file in WAL mode."""
+    with path.open("rb") as file:
+        return file.read(20)[18:20] == b"\x02\x02"
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     """A connection for writing, or for reading only if the file is sealed."""
-    # bytes 18 and 19 of the header say 2 for a file in WAL mode, which seal() leaves
-    with path.open("rb") as file:
-        live = file.read(20)[18:20] == b"\x02\x02"
-    if not live:
+    if not _live(path):
         return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA synchronous = FULL")

@@ -35,6 +35,15 @@ def destroy(path: Path) -> None:
         path.unlink()
 
 
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @contextmanager
 def _whole_file(path: Path, mode: int) -> Iterator[IO[bytes]]:
     draft = path.with_name(f".{path.name}.draft")
@@ -45,10 +54,6 @@ def _whole_file(path: Path, mode: int) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the new name is on disk too
-        finally:
-            os.close(folder)
+        sync(path.parent)  # the new name is on disk too
     finally:
         draft.unlink(missing_ok=True)

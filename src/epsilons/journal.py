@@ -23,6 +23,8 @@ from epsilons.accounting.results import Epsilons
 from epsilons.chain import SALT_BYTES, Chain, Entry
 from epsilons.held import Events, Rows, durations, extra_rows, with_events
 
+SomeKind = Literal["sampled", "followed"]
+
 
 class Verified(NamedTuple):
     """What `verify` found to hold."""
@@ -132,7 +134,7 @@ class Journal:
 
     def record_some(
         self,
-        kind: Literal["sampled", "followed"],
+        kind: SomeKind,
         first: int,
         indices: Sequence[NDArray[Any]],
         norms: Sequence[NDArray[Any]],
@@ -210,21 +212,26 @@ class Journal:
         """The steps at which the norms of all examples were recorded."""
         return tuple(entry.facts["step"] for entry in self._chain.entries("refresh"))
 
+    def refreshes_now(self) -> tuple[int, ...]:
+        """The same for the course that the run is on: without what restarts went back before."""
+        return tuple(entry.facts["step"] for entry in self._current_refreshes())
+
+    @property
+    def restarts(self) -> int:
+        """How often the run went back."""
+        return sum(1 for _ in self._chain.entries("restart"))
+
+    def recorded_now(self, kind: SomeKind, first: int) -> bool:
+        """Whether norms of some examples from `first` on are recorded since the last restart."""
+        latest = self._latest(kind)
+        return latest is not None and latest.facts["first"] >= first
+
     def norms(self, step: int) -> NDArray[np.float64]:
         """The norms (n,) of all examples recorded at `step`, the latest if there are several."""
         found = [e for e in self._chain.entries("refresh") if e.facts["step"] == step]
         if not found:
             raise ValueError(f"no norms were recorded at step {step}")
         return np.frombuffer(self._chain.norms(found[-1].number), dtype="<f8")
-
-    def norms_held(self) -> NDArray[np.float64] | None:
-        """The norms (n,) of all examples that hold at the next step; None: the clip bound."""
-        current: Entry | None = None
-        for entry in self._chain.entries("refresh", "restart"):
-            current = self._refresh_before(entry) if entry.kind == "restart" else entry
-        if current is None:
-            return None
-        return np.frombuffer(self._chain.norms(current.number), dtype="<f8")
 
     def histories(
         self, chunk: int = 4096, *, sampled: bool = True
@@ -247,7 +254,7 @@ class Journal:
                 yield norms, durations(rows)
 
     def epsilons(
-        self, delta: float | None = None, method: Method = "rdp", *, sampled: bool = True
+        self, delta: float | None = None, method: Method = "tight", *, sampled: bool = True
     ) -> Epsilons:
         """ε of every example for the steps charged so far, in data set order."""
         rows = self._rows()
@@ -268,26 +275,31 @@ class Journal:
         return dataclasses.replace(priced, kind="estimate" if drawn else self.plan.kind)
 
     def followed(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Indices (m,) and exact norms (steps, m) of the followed examples."""
-        parts = [self._some(entry) for entry in self._chain.entries("followed")]
+        """Indices (m,) and norms (charged steps, m) of the followed examples.
+
+        A step that was charged but has no norms is at the clip bound.
+        """
+        rows = self._rows()
+        parts = [(self._some(entry), shift) for entry, shift in self._on_clock("followed")]
         if not parts:
             raise ValueError("no examples were followed in this run")
-        steps, indices, norms = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        chosen = np.unique(indices)
-        table = np.empty((int(steps.max()) + 1, len(chosen)))
-        table[steps, np.searchsorted(chosen, indices)] = norms
+        chosen = np.unique(np.concatenate([indices for (_, indices, _), _ in parts]))
+        table = np.repeat(np.repeat(rows.bound, durations(rows))[:, None], len(chosen), axis=1)
+        for (steps, indices, norms), shift in parts:
+            table[steps + shift, np.searchsorted(chosen, indices)] = norms
         return chosen, table
 
-    def followed_epsilons(self, delta: float | None = None, method: Method = "rdp") -> Epsilons:
+    def followed_epsilons(self, delta: float | None = None, method: Method = "tight") -> Epsilons:
         """ε of the followed examples from their norms at every step, in `followed`'s order."""
+        rows = self._rows()
+        row = np.repeat(np.arange(len(rows.entry)), durations(rows))
         _, norms = self.followed()
-        phases = [self.plan.phase(step) for step in range(len(norms))]
         return individual_epsilons(
             norms,
             np.ones(len(norms), dtype=np.int64),
-            sample_rate=[phase.sample_rate for phase in phases],
-            noise_std=[phase.noise_std for phase in phases],
-            max_grad_norm=[phase.max_grad_norm for phase in phases],
+            sample_rate=rows.sample_rate[row],
+            noise_std=rows.noise_std[row],
+            max_grad_norm=rows.bound[row],
             delta=self.plan.delta if delta is None else delta,
             method=method,
             levels=self.plan.levels,
@@ -307,30 +319,33 @@ class Journal:
         last, restart = self._chain.last(kind), self._chain.last("restart")
         return last if last and (restart is None or restart.number < last.number) else None
 
-    def _refresh_before(self, restart: Entry) -> Entry | None:
-        earlier = [
-            entry
-            for entry in self._chain.entries("refresh")
-            if entry.number < restart.number and entry.facts["step"] <= restart.facts["step"]
-        ]
-        return earlier[-1] if earlier else None
+    def _current_refreshes(self) -> list[Entry]:
+        current: list[Entry] = []
+        for entry in self._chain.entries("refresh", "restart"):
+            if entry.kind == "refresh":
+                current.append(entry)
+            else:
+                current = [e for e in current if e.facts["step"] <= entry.facts["step"]]
+        return current
 
     def _rows(self) -> Rows:
         """The records of all examples on the clock of charges, restarts taken into account."""
         found: list[tuple[int | None, int, dict[str, float]]] = []
-        tick, current, fresh = 0, None, True
+        held: list[Entry] = []
+        tick, fresh = 0, True
         for entry in self._chain.entries("refresh", "charge", "restart"):
-            if entry.kind == "refresh":
-                current, fresh = entry.number, True
-            elif entry.kind == "restart":
-                held = self._refresh_before(entry)
-                current, fresh = None if held is None else held.number, True
-            else:
+            if entry.kind == "charge":
                 constants = {k: entry.facts[k] for k in ("sample_rate", "noise_std", "bound")}
                 if fresh or constants != found[-1][2]:
-                    found.append((current, tick, constants))
-                    fresh = False
+                    found.append((held[-1].number if held else None, tick, constants))
                 tick += entry.facts["last"] + 1 - entry.facts["first"]
+                fresh = False
+            elif entry.kind == "refresh":
+                held.append(entry)
+                fresh = True
+            else:
+                held = [e for e in held if e.facts["step"] <= entry.facts["step"]]
+                fresh = True
         if not found:
             found.append((None, 0, _constants(self.plan.phase(0))))
         return Rows(
@@ -359,7 +374,7 @@ class Journal:
     def _events(self, rows: Rows, first: int, m: int) -> Events:
         """Norms of sampled examples among the m from `first` on, counted from 0."""
         index, tick, norm = [], [], []
-        for entry, shift in self._sampled():
+        for entry, shift in self._on_clock("sampled"):
             steps, indices, norms = self._some(entry)
             here = (indices >= first) & (indices < first + m)
             index.append(indices[here] - first)
@@ -369,10 +384,10 @@ class Journal:
             return Events(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
         return Events.sorted(np.concatenate(index), np.concatenate(tick), np.concatenate(norm))
 
-    def _sampled(self) -> Iterator[tuple[Entry, int]]:
-        """Entries of sampled examples, each with what to add to a step to get its tick."""
+    def _on_clock(self, kind: str) -> Iterator[tuple[Entry, int]]:
+        """Entries of single examples, each with what to add to a step to get its tick."""
         tick, shift = 0, 0
-        for entry in self._chain.entries("charge", "sampled"):
+        for entry in self._chain.entries("charge", kind):
             if entry.kind == "charge":
                 shift = tick - entry.facts["first"]
                 tick += entry.facts["last"] + 1 - entry.facts["first"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -18,7 +19,7 @@ from epsilons.accounting.individual import METHODS, Method
 from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons
 from epsilons.examples import Examples
-from epsilons.files import private_folder, public_file
+from epsilons.files import private_file, private_folder, public_file
 from epsilons.journal import Journal
 
 
@@ -59,7 +60,7 @@ class Run:
         examples.save(path / "private" / "examples.npz")
         summary = {
             "plan": plan.to_dict(),
-            "worst_case": {method: plan.worst_case(method) for method in METHODS},
+            "worst_case": _worst_cases(plan),
             "seed": seed,
         }
         with public_file(path / "public" / "plan.json") as file:
@@ -83,6 +84,20 @@ class Run:
             raise ValueError(f"{path} is not a run folder: {journal} is not there")
         return cls(path, Journal.open(journal, anchor=path / "public" / "anchor.json"))
 
+    @staticmethod
+    def discard_unbegun(path: str | os.PathLike[str]) -> None:
+        """Remove what a crash left of a folder whose journal was never made."""
+        path = Path(path)
+        names = {file.name.strip(".").removesuffix(".draft") for file in path.glob("*/*")}
+        ours = {"plan.json", "examples.npz", "journal.sqlite"}
+        halves = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+        if (
+            names <= ours
+            and halves <= {"public", "private"}
+            and not (path / "private" / "journal.sqlite").exists()
+        ):
+            shutil.rmtree(path, ignore_errors=True)
+
     @property
     def plan(self) -> Plan:
         return self.journal.plan
@@ -96,11 +111,16 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        return self.model_file.exists()
+        """Whether the run has ended: its model is there, and nothing to go on from."""
+        return self.model_file.exists() and not self.checkpoint_file.exists()
 
     @property
     def checkpoint_file(self) -> Path:
         return self.path / "private" / "checkpoint.pt"
+
+    @property
+    def releases_file(self) -> Path:
+        return self.path / "private" / "releases.bin"
 
     @property
     def model_file(self) -> Path:
@@ -127,6 +147,24 @@ class Run:
         for name in ("examples", "test"):
             self.__dict__.pop(name, None)
 
-    def epsilons(self, delta: float | None = None, method: Method = "rdp") -> Epsilons:
+    def append_line(self, name: str, line: str) -> None:
+        """One more line in a file of `private/`."""
+        file = self.path / "private" / name
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as lines:
+            lines.write(line + "\n")
+
+    def save_timings(self, seconds: dict[str, float]) -> None:
+        """Where the time of the last sitting went, in seconds."""
+        with private_file(self.path / "private" / "timings.json") as file:
+            file.write(json.dumps(seconds).encode())
+
+    def epsilons(self, delta: float | None = None, method: Method = "tight") -> Epsilons:
         """ε of every training example for the steps taken so far, in data set order."""
         return self.journal.epsilons(delta, method)
+
+
+def _worst_cases(plan: Plan) -> dict[str, float] | None:
+    """By method; None if the length is unknown or nothing is private."""
+    if plan.endless or plan.kind == "none":
+        return None
+    return {method: plan.worst_case(method) for method in METHODS}

@@ -48,7 +48,7 @@ def test_worst_case_grows_with_steps_and_falls_with_delta():
     assert plan().worst_case(delta=1e-3) < plan().worst_case() < plan().worst_case(delta=1e-8)
 
 
-@pytest.mark.parametrize("method", ["rdp", "rdp-classic"])
+@pytest.mark.parametrize("method", ["tight", "rdp", "rdp-classic"])
 @pytest.mark.parametrize("target", [0.5, 2.4, 8.0])
 def test_calibration_lands_just_below_the_target(target, method):
     constants = {k: v for k, v in CONSTANTS.items() if k != "noise_multiplier"}
@@ -97,6 +97,7 @@ def test_refreshes_start_at_zero_ascend_and_end_before_the_run(steps, rate, per_
         ({"refresh_every": 1, "rounding": "up"}, "bound"),
         ({"refresh_every": 1, "rounding": "nearest"}, "estimate"),
         ({"refresh_every": 7, "clipping": "individual"}, "exact"),
+        ({"refresh_every": 1, "clipping": "none", "noise_multiplier": 0}, "none"),
     ],
 )
 def test_kind_says_what_an_individual_value_is_worth(changes, kind):
@@ -129,7 +130,9 @@ def test_plan_survives_the_way_through_plain_values():
         ({"refresh_every": 2, "refreshes_per_epoch": 1}, "give one of them"),
         ({"refreshes_per_epoch": 0}, "refreshes_per_epoch=0"),
         ({"refresh_schedule": "late"}, "'early' or 'uniform'"),
-        ({"clipping": "none"}, "'max' or 'individual'"),
+        ({"clipping": "some"}, "'max', 'individual' or 'none'"),
+        ({"clipping": "none"}, "0 with clipping='none'"),
+        ({"clipping": "none", "noise_multiplier": 0, "phases": ((5, {}),)}, "none with clipping"),
         ({"clipping": "individual"}, "refreshes_per_epoch or refresh_every"),
         ({"rounding": "down"}, "rounding='down'"),
         ({"levels": 0}, "levels=0"),
@@ -201,3 +204,10 @@ def test_a_refresh_is_due_at_the_refresh_steps(changes):
     short = plan(epochs=3, **changes)
     due = [step for step in range(short.steps) if short.refresh_due(step)]
     assert due == list(short.refresh_steps)
+
+
+def test_without_clipping_nothing_is_promised():
+    assert plan(clipping="none", noise_multiplier=0).worst_case() == np.inf
+    constants = {k: v for k, v in CONSTANTS.items() if k != "noise_multiplier"}
+    with pytest.raises(ValueError, match="meets no target"):
+        Plan.for_epsilon(1.0, clipping="none", **constants)

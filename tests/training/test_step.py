@@ -90,7 +90,7 @@ def test_one_example_moves_the_sum_by_at_most_its_bound():
 def test_noise_has_the_plans_standard_deviation():
     # 40,000 draws: a right program is off by 4 % once in 10¹⁵ seeds
     model = nn.Linear(200, 200, bias=False)
-    noise = SeededNoise(torch.Generator().manual_seed(3))
+    noise = SeededNoise(3)
     private_step(model, sgd(model), LOSS, None, plan(), noise=noise)
     assert flat_grad(model).std() == pytest.approx(1.5 * 0.5 / 20, rel=0.04)
     assert abs(flat_grad(model).mean()) < 5 * 1.5 * 0.5 / 20 / math.sqrt(40_000)
@@ -99,7 +99,7 @@ def test_noise_has_the_plans_standard_deviation():
 def test_an_empty_batch_adds_noise_only_and_is_a_step():
     model = small_model()
     before = [p.detach().clone() for p in model.parameters()]
-    noise = SeededNoise(torch.Generator().manual_seed(3))
+    noise = SeededNoise(3)
     norms = private_step(model, sgd(model), LOSS, None, plan(), noise=noise)
     assert norms.shape == (0,)
     assert all((p != b).any() for p, b in zip(model.parameters(), before, strict=True))

@@ -5,6 +5,7 @@ from epsilons.accounting.histories import clipping_thresholds
 from epsilons.accounting.individual import epsilons_from_blocks, individual_epsilons
 from epsilons.accounting.rdp import DEFAULT_ORDERS, rdp_epsilon, sampled_gaussian_rdp
 from epsilons.accounting.results import Epsilons
+from epsilons.accounting.tight import tight_epsilon
 
 __all__ = [
     "DEFAULT_ORDERS",
@@ -15,4 +16,5 @@ __all__ = [
     "least_noise",
     "rdp_epsilon",
     "sampled_gaussian_rdp",
+    "tight_epsilon",
 ]

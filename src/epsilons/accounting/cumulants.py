@@ -47,15 +47,15 @@ def cumulants(orders: ArrayLike, s: ArrayLike, sample_rate: ArrayLike) -> NDArra
     out = np.empty((flat_s.size, flat_t.size))
     # Cost grows with s, so threads take turns through the levels instead of halves.
     threads.run(
-        lambda k, n: _real_table(flat_t, flat_s[k::n].copy(), flat_p[k::n].copy(), out[k::n]),
+        lambda k, n: _real_table(k, n, flat_t, flat_s, flat_p, out),
         worthwhile=out.size >= 4096,
     )
     return out.reshape(ratio.shape + t.shape)
 
 
 @njit(cache=True, nogil=True)
-def _real_table(t: NDArray, s: NDArray, p: NDArray, out: NDArray) -> None:  # type: ignore[type-arg]
-    for i in range(s.size):
+def _real_table(first, stride, t, s, p, out):  # type: ignore[no-untyped-def]
+    for i in range(first, s.size, stride):
         for j in range(t.size):
             out[i, j] = _real_cumulant(t[j], s[i], p[i])
 

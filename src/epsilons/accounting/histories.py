@@ -109,41 +109,42 @@ def soft_histogram(
         raise ValueError("more than 2³² steps in one history; expected fewer.")
     bound = np.array(np.broadcast_to(checks.positive("max_grad_norm", max_grad_norm), (rows,)))
     where = np.zeros(rows, dtype=np.int64) if phase is None else np.asarray(phase, dtype=np.int64)
-    every = np.broadcast_to(times if times.ndim == 2 else times[:, None], (rows, m))
+    every = np.ascontiguousarray(times if times.ndim == 2 else times[:, None])
     # A float32 norm was rounded when it was stored: the level it stands for is within half an ulp.
     snap = 2.0**-23 if z.dtype == np.float32 else 0.0
     least = max(least_level, 1) if rounding == "nearest" else least_level
     out = np.zeros((m, phases, levels + 1), dtype=np.uint64)
-    offenders: list[tuple[int, int]] = []
+    offenders: list[int] = []
 
     def part(k: int, n: int) -> None:
         for first in range(k * _COLUMNS, m, n * _COLUMNS):
-            some = slice(first, first + _COLUMNS)
+            last = min(first + _COLUMNS, m)
             bad = _accumulate(
-                z[:, some], every[:, some], bound, where, _MODES[rounding], least, snap, out[some]
+                z, every, bound, where, _MODES[rounding], least, snap, first, last, out
             )
             if bad >= 0:
-                offenders.append((bad, first))
+                offenders.append(bad)
 
     threads.run(part, worthwhile=z.size >= 100_000)
     if offenders:
-        raise ValueError(f"row {min(offenders)[0]} of norms holds a negative norm; expected ≥ 0.")
+        raise ValueError(f"row {min(offenders)} of norms holds a negative norm; expected ≥ 0.")
     return out
 
 
 @njit(cache=True, nogil=True)
 def _accumulate(  # type: ignore[no-untyped-def]
-    norms, steps, bound, phase, mode, least, snap, out
+    norms, steps, bound, phase, mode, least, snap, first, last, out
 ):
     """Adds a block to its histograms; the first row with a negative norm, or −1."""
     top = out.shape[2] - 1
+    own = steps.shape[1] > 1
     near = 1e-9 + 2 * top * snap
     for r in range(norms.shape[0]):
         limit = bound[r]
         scale = top / limit
         k = phase[r]
-        for j in range(norms.shape[1]):
-            times = np.uint64(steps[r, j])
+        for j in range(first, last):
+            times = np.uint64(steps[r, j if own else 0])
             z = np.float64(norms[r, j])
             if z < 0:
                 return r

@@ -7,14 +7,12 @@ of norms, the work on the privacy loss is that of the levels.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from epsilons.accounting import checks
-from epsilons.accounting.cumulants import cumulants
 from epsilons.accounting.histories import (
     DEFAULT_LEVELS,
     PAPER_LEVELS,
@@ -25,15 +23,14 @@ from epsilons.accounting.histories import (
 )
 from epsilons.accounting.rdp import DEFAULT_ORDERS, rdp_epsilon
 from epsilons.accounting.results import Epsilons, Kind
+from epsilons.accounting.tight import TightAccountant
 
-Method = Literal["rdp", "rdp-classic"]
+Method = Literal["tight", "rdp", "rdp-classic"]
 Clipping = Literal["max", "individual", "none"]
-METHODS: tuple[Method, ...] = ("rdp", "rdp-classic")
+METHODS: tuple[Method, ...] = ("tight", "rdp", "rdp-classic")
 
 # Entries of a histogram held at a time (64 MiB): bounds the memory, whatever n is.
 _ENTRIES = 2**23
-# Stands for ∞ in a table of prices, where 0 · ∞ would be NaN.
-_HUGE = 1e290
 
 
 def individual_epsilons(
@@ -44,7 +41,7 @@ def individual_epsilons(
     noise_std: ArrayLike,
     max_grad_norm: ArrayLike,
     delta: float,
-    method: Method = "rdp",
+    method: Method = "tight",
     levels: int | None = None,
     rounding: Rounding = None,
     clipping: Clipping = "max",
@@ -65,7 +62,7 @@ def individual_epsilons(
 
     >>> individual_epsilons([[0.2, 1.0]], [100], sample_rate=0.1, noise_std=2.0,
     ...                     max_grad_norm=1.0, delta=1e-5)
-    <Epsilons n=2 δ=1e-05 rdp estimate>
+    <Epsilons n=2 δ=1e-05 tight estimate>
     """
     table = np.asarray(norms)
     if table.ndim != 2:
@@ -90,7 +87,7 @@ def epsilons_from_blocks(
     noise_std: ArrayLike,
     max_grad_norm: ArrayLike,
     delta: float,
-    method: Method = "rdp",
+    method: Method = "tight",
     levels: int | None = None,
     rounding: Rounding = None,
     clipping: Clipping = "max",
@@ -106,6 +103,7 @@ def epsilons_from_blocks(
     """
     checks.open_unit("delta", delta)
     checks.one_of("method", method, METHODS)
+    checks.one_of("rounding", rounding, (None, "up", "nearest"))
     checks.one_of("clipping", clipping, ("max", "individual", "none"))
     if clipping == "individual" and rounding == "nearest":
         raise ValueError(
@@ -116,49 +114,52 @@ def epsilons_from_blocks(
         levels = PAPER_LEVELS if rounding == "nearest" else DEFAULT_LEVELS
     checks.whole("levels", levels, 1)
     rounded: Rounding = "up" if clipping == "individual" else rounding
-    market = _Market(sample_rate, noise_std, max_grad_norm, levels)
-    values: list[NDArray[np.float64]] = []
-    most: NDArray[np.int64] | None = None
+    phases = _Phases(sample_rate, noise_std, max_grad_norm, levels)
+    accountant = TightAccountant(
+        phases.s, phases.p, delta, levels=levels + 1 if rounded is None else None
+    )
+    found: list[NDArray[np.float64]] = [np.zeros((2, 0))]
+    most = np.zeros(phases.count, dtype=np.int64)
     single = True
     done = 0
     for norms, steps in blocks:
         z, times = np.asarray(norms), checks.counts("steps", steps)
-        if z.ndim != 2 or times.ndim not in (1, 2) or times.shape[0] != z.shape[0]:
+        if z.ndim != 2 or times.shape not in (z.shape[:1], z.shape):
             raise ValueError(
                 f"norms {z.shape} and steps {times.shape} of a block do not fit; "
                 "expected (rows, m), and (rows,) or (rows, m)."
             )
-        single = single and (times.size == 0 or int(times.max()) <= 1)
-        phases = market.phases(z.shape[0])
-        paid = _steps_by_phase(times, phases.of_row, len(phases.sample_rate))
-        most = paid if most is None else np.maximum(most, paid)
-        prices = market.prices(phases)
-        m = z.shape[1]
-        chunk = max(1, _ENTRIES // prices.shape[0])
-        for first in range(0, m, chunk):
+        single = single and int(times.max(initial=0)) <= 1
+        of_row = phases.of_rows(z.shape[0])
+        most = np.maximum(most, _steps_by_phase(times, of_row, phases.count))
+        chunk = max(1, _ENTRIES // phases.s.size)
+        for first in range(0, z.shape[1], chunk):
             some = slice(first, first + chunk)
             weights = soft_histogram(
                 z[:, some],
                 times if times.ndim == 1 else times[:, some],
-                phases.max_grad_norm[phases.of_row],
+                phases.max_grad_norm[of_row],
                 levels=levels,
                 rounding=rounded,
                 least_level=1 if clipping == "individual" else 0,
-                phase=phases.of_row,
-                phases=len(phases.sample_rate),
+                phase=of_row,
+                phases=phases.count,
             )
             histories = weights.reshape(weights.shape[0], -1) / UNIT
-            values.append(_rdp_values(histories, prices, delta, method))
+            found.append(_priced(accountant, histories, delta, method))
             done += histories.shape[0]
             if progress is not None:
                 progress(done)
-    result = np.concatenate(values) if values else np.zeros(0)
+    values, upper = np.concatenate(found, axis=1)
     if clipping == "none":
-        return _not_private(result.size, delta, method)
+        return _not_private(values.size, delta, method)
     if worst_case is None:
-        worst_case = 0.0 if most is None else market.worst_case(most, delta, method)
+        top = slice(levels, None, levels + 1)
+        at_bound = TightAccountant(phases.s[top], phases.p[top], delta)
+        worst_case = float(_priced(at_bound, most[None].astype(np.float64), delta, method)[1, 0])
     return Epsilons(
-        values=np.minimum(result, worst_case),
+        values=np.minimum(values, worst_case),
+        upper=np.minimum(upper, worst_case),
         delta=delta,
         method=method,
         kind=_kind(clipping, rounding, single),
@@ -166,68 +167,45 @@ def epsilons_from_blocks(
     )
 
 
-@dataclass(frozen=True)
 class _Phases:
-    """The distinct (p, σ, C) of a run, and which of them each row has."""
-
-    sample_rate: NDArray[np.float64]
-    noise_std: NDArray[np.float64]
-    max_grad_norm: NDArray[np.float64]
-    of_row: NDArray[np.int64]
-
-
-class _Market:
-    """Prices of the levels in every phase; computed once, since all blocks share the rows."""
+    """The distinct (p, σ, C) of a run, which of them each row has, and (s, p) of their levels."""
 
     def __init__(
         self, sample_rate: ArrayLike, noise_std: ArrayLike, max_grad_norm: ArrayLike, levels: int
     ) -> None:
-        p = checks.probability("sample_rate", sample_rate)
-        sigma = checks.non_negative("noise_std", noise_std)
-        bound = checks.positive("max_grad_norm", max_grad_norm)
-        for name, array in (("sample_rate", p), ("noise_std", sigma), ("max_grad_norm", bound)):
-            if array.ndim > 1:
-                raise ValueError(f"{name} of shape {array.shape} must be a number or one per row.")
-        facts = np.stack([np.atleast_1d(a) for a in np.broadcast_arrays(p, sigma, bound)])
-        self._per_row = max(p.ndim, sigma.ndim, bound.ndim) == 1
-        self._facts, self._of_row = np.unique(facts, axis=1, return_inverse=True)
-        self._of_row = self._of_row.reshape(-1)
-        self._levels = levels
-        self._prices: NDArray[np.float64] | None = None
+        facts = (
+            checks.probability("sample_rate", sample_rate),
+            checks.non_negative("noise_std", noise_std),
+            checks.positive("max_grad_norm", max_grad_norm),
+        )
+        if any(fact.ndim > 1 for fact in facts):
+            raise ValueError(
+                "sample_rate, noise_std and max_grad_norm must be numbers or one per row; "
+                f"got the shapes {[fact.shape for fact in facts]}."
+            )
+        self._per_row = any(fact.ndim == 1 for fact in facts)
+        together = np.stack([np.atleast_1d(fact) for fact in np.broadcast_arrays(*facts)])
+        distinct, of_row = np.unique(together, axis=1, return_inverse=True)
+        self._of_row = of_row.reshape(-1)
+        self.count = distinct.shape[1]
+        self.max_grad_norm = distinct[2]
+        norms = np.stack([level_norms(bound, levels) for bound in distinct[2]])
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            # A zero norm reveals nothing, even without noise.
+            s = np.where(norms == 0, 0.0, norms / distinct[1][:, None])
+        self.s = s.ravel()
+        self.p = np.repeat(distinct[0], levels + 1)
 
-    def phases(self, rows: int) -> _Phases:
-        if self._per_row and self._of_row.size != rows:
+    def of_rows(self, rows: int) -> NDArray[np.int64]:
+        """(rows,): the phase of each row of norms."""
+        if not self._per_row:
+            return np.zeros(rows, dtype=np.int64)
+        if self._of_row.size != rows:
             raise ValueError(
                 f"sample_rate, noise_std or max_grad_norm has {self._of_row.size} entries for "
                 f"{rows} rows of norms; expected a number or one per row."
             )
-        of_row = self._of_row if self._per_row else np.zeros(rows, dtype=np.int64)
-        return _Phases(self._facts[0], self._facts[1], self._facts[2], of_row)
-
-    def prices(self, phases: _Phases) -> NDArray[np.float64]:
-        """(phases · (levels + 1), orders): K(α) of one step at each level."""
-        if self._prices is None:
-            every = zip(phases.sample_rate, phases.noise_std, phases.max_grad_norm, strict=True)
-            tables = [
-                cumulants(DEFAULT_ORDERS, _ratio(level_norms(c, self._levels), sigma), p)
-                for p, sigma, c in every
-            ]
-            self._prices = np.where(np.isinf(joined := np.concatenate(tables)), _HUGE, joined)
-        return self._prices
-
-    def worst_case(self, paid: NDArray[np.int64], delta: float, method: Method) -> float:
-        """ε of an example that is at the bound for `paid` (phases,) steps of each phase."""
-        if self._prices is None:
-            return 0.0
-        history = np.zeros((paid.size, self._levels + 1))
-        history[:, -1] = paid
-        return float(_rdp_values(history.reshape(1, -1), self._prices, delta, method)[0])
-
-
-def _ratio(norms: NDArray[np.float64], sigma: float) -> NDArray[np.float64]:
-    """s = z/σ, where a zero norm reveals nothing even without noise."""
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return np.where(norms == 0, 0.0, norms / sigma)
+        return self._of_row
 
 
 def _steps_by_phase(
@@ -240,13 +218,17 @@ def _steps_by_phase(
     )
 
 
-def _rdp_values(
-    histories: NDArray[np.float64], prices: NDArray[np.float64], delta: float, method: Method
+def _priced(
+    accountant: TightAccountant, histories: NDArray[np.float64], delta: float, method: Method
 ) -> NDArray[np.float64]:
-    """ε of each history (m, entries) at prices (entries, orders)."""
-    k = histories @ prices
-    k[k > _HUGE / 1e12] = np.inf
-    return rdp_epsilon(DEFAULT_ORDERS, k / (DEFAULT_ORDERS - 1), delta, method)
+    """(2, m): ε of each history and its upper bound."""
+    if method == "tight":
+        tight = accountant.epsilons(histories)
+        return np.stack([tight.histogram, tight.certified])
+    rho = accountant.totals(histories) / (DEFAULT_ORDERS - 1)
+    # Splitting between levels never lowers the divergence: the RDP ε is its own bound.
+    values = rdp_epsilon(DEFAULT_ORDERS, rho, delta, method)
+    return np.stack([values, values])
 
 
 def _kind(clipping: Clipping, rounding: Rounding, single: bool) -> Kind:

@@ -19,8 +19,9 @@ from epsilons.accounting.calibrate import least_noise
 from epsilons.accounting.individual import Method
 from epsilons.accounting.rdp import DEFAULT_ORDERS, rdp_epsilon, sampled_gaussian_rdp
 from epsilons.accounting.results import Kind
+from epsilons.accounting.tight import tight_epsilon
 
-Clipping = Literal["max", "individual"]
+Clipping = Literal["max", "individual", "none"]
 Rounding = Literal["up", "nearest"]
 Schedule = Literal["early", "uniform"]
 _ENDLESS = 2**62
@@ -60,12 +61,13 @@ class Plan:
     does not name is as before it.
 
     `clipping` is `"max"` (Algorithm 1: everyone to `max_grad_norm`) or `"individual"`
-    (Algorithm 3: each example to its own threshold, a level, rounded up).
+    (Algorithm 3: each example to its own threshold, a level, rounded up); or `"none"`, with
+    `noise_multiplier=0`: plain training on Poisson batches, which is not private at all.
 
     >>> plan = Plan(n=60_000, batch_size=1024, epochs=100, noise_multiplier=2.50631,
     ...             max_grad_norm=1.0, delta=1e-5, refreshes_per_epoch=3)
-    >>> plan.steps, round(plan.worst_case("rdp"), 3), plan.kind
-    (5859, 2.4, 'estimate')
+    >>> plan.steps, round(plan.worst_case(), 4), round(plan.worst_case("rdp"), 3), plan.kind
+    (5859, 2.2064, 2.4, 'estimate')
     """
 
     n: int
@@ -86,12 +88,18 @@ class Plan:
 
     def __post_init__(self) -> None:
         _check(isinstance(self.n, int) and self.n >= 1, "n", self.n, "a number of examples ≥ 1")
-        for name in ("noise_multiplier", "max_grad_norm"):
-            value = getattr(self, name)
-            _check(_positive(value), name, value, "a finite number > 0")
+        _check(_positive(self.max_grad_norm), "max_grad_norm", self.max_grad_norm,
+               "a finite number > 0")  # fmt: skip
+        if self.clipping == "none":
+            _check(self.noise_multiplier == 0, "noise_multiplier", self.noise_multiplier,
+                   "0 with clipping='none', since noise hides no gradient of any size")  # fmt: skip
+            _check(not self.phases, "phases", self.phases, "none with clipping='none'")
+        else:
+            _check(_positive(self.noise_multiplier), "noise_multiplier", self.noise_multiplier,
+                   "a finite number > 0; not private at all is clipping='none'")  # fmt: skip
         _check(_positive(self.delta) and self.delta < 1, "delta", self.delta, "a number in (0, 1)")
-        _check(self.clipping in ("max", "individual"), "clipping", self.clipping,
-               "'max' or 'individual'")  # fmt: skip
+        _check(self.clipping in ("max", "individual", "none"), "clipping", self.clipping,
+               "'max', 'individual' or 'none'")  # fmt: skip
         _check(self.rounding in (None, "up", "nearest"), "rounding", self.rounding,
                "None, 'up' or 'nearest'")  # fmt: skip
         _check(isinstance(self.levels, int) and self.levels >= 1, "levels", self.levels,
@@ -251,6 +259,8 @@ class Plan:
     @property
     def kind(self) -> Kind:
         """What an individual ε of this run is worth: `exact`, `bound` or `estimate`."""
+        if self.clipping == "none":
+            return "none"
         if self.clipping == "individual":
             return "exact"
         if self.refresh_every is None and self.refreshes_per_epoch is None:
@@ -263,36 +273,38 @@ class Plan:
         return "bound" if every_step and self.rounding == "up" else "estimate"
 
     def worst_case(
-        self, method: Method = "rdp", *, steps: int | None = None, delta: float | None = None
+        self, method: Method = "tight", *, steps: int | None = None, delta: float | None = None
     ) -> float:
         """ε of an example whose norm is always `max_grad_norm`: the run's DP guarantee.
 
         `steps` asks for the guarantee after so many steps instead of all of them.
         """
+        if self.clipping == "none":
+            return math.inf
         if steps is None and self.endless:
             raise ValueError("a plan of unknown length has a worst case only after given steps")
         taken = self.steps if steps is None else steps
         parts = [(p, min(p.end, taken) - p.first) for p in self.stretches if p.first < taken]
-        rdp = sum(
-            (
-                count * sampled_gaussian_rdp(part.noise_multiplier, part.sample_rate)
-                for part, count in parts
-            ),
-            start=np.zeros_like(DEFAULT_ORDERS),
-        )
-        return float(
-            rdp_epsilon(DEFAULT_ORDERS, rdp, self.delta if delta is None else delta, method)
-        )
+        asked = self.delta if delta is None else delta
+        noise = np.array([part.noise_multiplier for part, _ in parts])
+        rate = np.array([part.sample_rate for part, _ in parts])
+        counts = np.array([count for _, count in parts], dtype=np.int64)
+        if method == "tight":
+            return tight_epsilon(noise, counts, rate, asked) if parts else 0.0
+        rdp = counts @ sampled_gaussian_rdp(noise, rate, DEFAULT_ORDERS)
+        return float(rdp_epsilon(DEFAULT_ORDERS, rdp, asked, method))
 
     @classmethod
-    def for_epsilon(cls, target: float, method: Method = "rdp", **constants: Any) -> Self:
+    def for_epsilon(cls, target: float, method: Method = "tight", **constants: Any) -> Self:
         """The plan with the least noise whose worst case meets `target`, never above it.
 
         >>> plan = Plan.for_epsilon(4.0, delta=1e-4, n=1500, batch_size=300, epochs=20,
         ...                         max_grad_norm=1.0)
-        >>> 3.99 < plan.worst_case("rdp") <= 4.0
+        >>> 3.99 < plan.worst_case() <= 4.0
         True
         """
+        if constants.get("clipping") == "none":
+            raise ValueError("clipping='none' is not private and meets no target")
         if "noise_multiplier" in constants:
             raise TypeError("for_epsilon finds noise_multiplier; use Plan(...) to give it")
         draft = cls(noise_multiplier=1.0, **constants)

@@ -82,8 +82,8 @@ def rdp_epsilon(
     cost = -math.log(delta) / (alpha - 1)
     if method == "rdp":
         cost = cost + np.log1p(-1 / alpha) - np.log(alpha) / (alpha - 1)
-    # NaN is priced like ∞: an unknown divergence must not win the minimum.
-    candidates = np.where(np.isnan(rho), np.inf, rho) + cost
-    best = np.maximum(candidates.min(axis=-1), 0.0)
-    result: NDArray[np.float64] = np.where((rho == 0).all(axis=-1), 0.0, best)[()]
+    best = np.maximum((rho + cost).min(axis=-1), 0.0)
+    nothing = (rho.min(axis=-1) == 0) & (rho.max(axis=-1) == 0)
+    # A NaN takes the minimum of its row: an unknown divergence is priced like ∞.
+    result: NDArray[np.float64] = np.where(nothing, 0.0, np.where(np.isnan(best), np.inf, best))[()]
     return result

@@ -7,6 +7,7 @@ One file per verb. Verbs by reader: `plan` (nobody's data), `account` and `demo`
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib.metadata import version as installed_version
 from typing import Annotated
 
@@ -31,12 +32,21 @@ for verb in (plan, account, demo, owner, publish):
 
 
 def main() -> None:
-    """Run the command line; wrong input is one sentence on stderr and exit code 2."""
+    """Run the command line."""
+    main_of(app)
+
+
+def main_of(act: Callable[[], object]) -> None:
+    """Act; wrong input is one sentence on stderr and exit code 2, Ctrl-C is exit code 130."""
+    talk = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     try:
-        app()
+        act()
     except (ValueError, OSError) as error:
-        Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(f"error: {error}")
+        talk.print(f"error: {error}")
         sys.exit(2)
+    except KeyboardInterrupt as stopped:
+        talk.print(f"{stopped}" if str(stopped) else "stopped")
+        sys.exit(130)
 
 
 def _print_version(asked: bool) -> None:

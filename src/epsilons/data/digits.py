@@ -20,7 +20,7 @@ def digits(*, seed: int = 0) -> Data:
     held_out = int(len(labels) * _TEST_SHARE) + 1
     train, examples = _part(images, labels, np.sort(order[held_out:]))
     test, test_examples = _part(images, labels, np.sort(order[:held_out]))
-    return Data(train, examples, test, test_examples)
+    return Data(train, examples, test, test_examples, tuple("0123456789"))
 
 
 def _part(

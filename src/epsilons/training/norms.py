@@ -214,7 +214,7 @@ def _overheard(
     with torch.enable_grad():
         with mode:
             losses = loss_fn(model, swapped(batch, aliases))
-        _check_losses(losses, count)
+        check_losses(losses, count)
         accumulated = Accumulation(
             mode.uses, parameters, count, keep=keep, coarse=torch.is_autocast_enabled()
         )
@@ -225,7 +225,8 @@ def _overheard(
     return accumulated
 
 
-def _check_losses(losses: Any, count: int) -> None:
+def check_losses(losses: Any, count: int) -> None:
+    """A `ValueError` unless there is one loss per example."""
     if not isinstance(losses, Tensor) or losses.shape != (count,):
         got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise ValueError(

@@ -13,13 +13,17 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from epsilons.accounting.plan import Plan
+from epsilons.training.keystream import Keystream, poisson_draw
 
 
 class PoissonLoader:
     """One pass over a plan: `plan.steps` pairs (indices, batch).
 
-    Each example is in each batch with probability `plan.sample_rate`, independently, so batches
-    vary in size. An empty draw yields `(empty, None)` and is a step like any other.
+    Each example is in each batch with probability `sample_rate`, independently, so batches vary in
+    size. An empty draw yields `(empty, None)` and is a step like any other.
+
+    `generator`: a `Keystream`, a `torch.Generator`, or None for secret coins from the operating
+    system. Only secret sampling has the privacy that the plan computes.
     """
 
     def __init__(
@@ -27,35 +31,38 @@ class PoissonLoader:
         dataset: Dataset[Any],
         plan: Plan,
         *,
-        generator: torch.Generator,
+        generator: torch.Generator | Keystream | None = None,
         collate_fn: Callable[[list[Any]], Any] = default_collate,
     ) -> None:
         n = len(dataset)  # type: ignore[arg-type]
         if n != plan.n:
             raise ValueError(f"the data set has {n} examples; the plan says n={plan.n}")
+        if plan.endless:
+            raise ValueError("a loader needs a plan with steps or epochs")
         self._dataset = dataset
         self._plan = plan
-        self._generator = generator
+        self._generator = Keystream.secret(b"sampling") if generator is None else generator
         self._collate = collate_fn
 
     def __len__(self) -> int:
         return self._plan.steps
 
     def __iter__(self) -> Iterator[tuple[Tensor, Any]]:
-        for _ in range(self._plan.steps):
-            indices = self.draw()
+        for step in range(self._plan.steps):
+            indices = self.draw(self._plan.phase(step).sample_rate)
             yield indices, self.batch(indices)
 
-    def draw(self) -> Tensor:
+    def draw(self, rate: float) -> Tensor:
         """The indices of one Poisson sample, ascending."""
-        # float64: a float32 coin could not tell rates apart that differ by less than 2⁻²⁴
+        if isinstance(self._generator, Keystream):
+            return poisson_draw(self._generator, self._plan.n, rate)
         coins = torch.rand(
             self._plan.n,
             generator=self._generator,
             dtype=torch.float64,
             device=self._generator.device,
         )
-        return (coins < self._plan.sample_rate).nonzero().flatten().cpu()
+        return (coins < rate).nonzero().flatten().cpu()
 
     def batch(self, indices: Tensor) -> Any:
         """The examples at `indices`, collated; None if there are none."""

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from epsilons.accounting.plan import Plan
-from epsilons.training.norms import LossFn, clipped_gradients
+from epsilons.accounting.plan import Phase, Plan
+from epsilons.training.noise import rounding_charge
+from epsilons.training.norms import LossFn, clipped_gradients, trainable
 
 
 class Noise(Protocol):
@@ -26,7 +27,7 @@ def private_step(
     optimizer: torch.optim.Optimizer,
     loss_fn: LossFn,
     batch: Any,
-    plan: Plan,
+    plan: Plan | Phase,
     *,
     noise: Noise,
     bounds: float | Tensor | None = None,
@@ -37,21 +38,34 @@ def private_step(
     `batch` is a Poisson draw, or None for an empty one: then the step adds noise only.
     `bounds` is each example's clip bound (B,), at most `plan.max_grad_norm`, which is the default.
     The gradient left in `.grad` is (Σ clipped + N(0, noise_std²)) / batch_size, with the
-    *expected* batch size: the number really drawn is private.
+    *expected* batch size: the number really drawn is private. Clipping leaves room for the
+    rounding of the sum to the noise's grid, so that no example moves it by more than its bound.
+    Without noise (`clipping="none"`) the bounds are taken as they are, up to ∞.
     """
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = trainable(model)
     if batch is None:
-        sums = {name: torch.zeros_like(p) for name, p in trainable.items()}
-        norms = torch.empty(0)
+        sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        norms = torch.empty(0, dtype=torch.float64)
     else:
-        limits = plan.max_grad_norm if bounds is None else bounds
-        if torch.as_tensor(limits).max() > plan.max_grad_norm:
+        limits = torch.as_tensor(
+            plan.max_grad_norm if bounds is None else bounds, dtype=torch.float64
+        )
+        private = plan.noise_std > 0
+        if private and limits.max() > plan.max_grad_norm:
             raise ValueError(
                 f"a bound exceeds max_grad_norm={plan.max_grad_norm}, which the plan charges for"
             )
+        if private:
+            size = sum(p.numel() for p in parameters.values())
+            limits = limits - rounding_charge(plan.noise_std, size)
+            if limits.min() < 0:
+                raise ValueError(
+                    f"a bound is below the rounding of the noise's grid for {size} parameters; "
+                    "expected bounds of at least 1e-5 of the noise"
+                )
         sums, norms = clipped_gradients(model, loss_fn, batch, limits, micro_batch=micro_batch)
     noisy = noise.added_to(sums, plan.noise_std)
-    for name, parameter in trainable.items():
+    for name, parameter in parameters.items():
         parameter.grad = (noisy[name] / plan.batch_size).to(parameter)
     optimizer.step()
     return norms
