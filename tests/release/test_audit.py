@@ -19,7 +19,7 @@ MU = gaussian_mu(CLAIM, DELTA)
 DATA = np.repeat([0.0, 0.2, 1.0], 100)
 NEIGHBOUR = np.r_[DATA, 1.0]
 N = Size(len(DATA))
-SHARES = (0.25, 0.5, 0.75)
+SHARES = (0.25, 0.75)
 
 
 def by_group(values):
@@ -32,7 +32,7 @@ MECHANISMS = {
     "size": lambda x: noisy_size(np.ones(len(x), dtype=bool), MU),
     "ranks": lambda x: noisy_ranks(x, np.array([0.1, 0.3, 0.5, 0.7]), N.value, MU),
     "two-stage": lambda x: two_stage_quantiles(x, SHARES, epsilon_grid(1.0, 8), N, MU),
-    "descent": lambda x: descent_quantiles(x, SHARES, 1.0, N, MU, steps=3),
+    "descent": lambda x: descent_quantiles(x, SHARES, 1.0, N, MU, steps=2),
     "median norm": lambda x: two_stage_quantiles(x, [0.5], norm_grid(8), N, MU),
     "groups": by_group,
 }

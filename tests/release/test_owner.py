@@ -20,8 +20,8 @@ from epsilons.release.owner import chain_rule, detection
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Three records are Ann's, the others have an owner each."""
-    owners = ["ann"] * 3 + [f"owner-{k}" for k in range(997)]
-    return make_run(tmp_path_factory.mktemp("runs") / "run", n=1000, owners=owners)
+    owners = ["ann"] * 3 + [f"owner-{k}" for k in range(117)]
+    return make_run(tmp_path_factory.mktemp("runs") / "run", n=120, owners=owners)
 
 
 @pytest.fixture(scope="module")

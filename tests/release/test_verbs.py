@@ -1,46 +1,52 @@
 import json
-import os
-import subprocess
 import sys
 
 import pytest
 from folders import make_run
 
+from epsilons.cli import main
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("runs") / "run", n=2000).path
+    return make_run(tmp_path_factory.mktemp("runs") / "run", n=400).path
 
 
-def epsilons(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "epsilons", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "120", "PYTHONIOENCODING": "utf-8"},
-    )
+@pytest.fixture
+def epsilons(monkeypatch, capsys):
+    """Runs the command line; returns its exit code, stdout and stderr."""
+
+    def run(*arguments):
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(sys, "argv", ["epsilons", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        shown = capsys.readouterr()
+        return left.value.code, shown.out, shown.err
+
+    return run
 
 
-def test_publish_prints_statistics_cost_and_total(folder):
-    shown = epsilons("publish", folder, "--epsilon", "0.5", "--quantiles", "0.5")
-    assert shown.returncode == 0, shown.stderr
-    for word in ("mean", "0.5 quantile", "releases", "ε = 0.5", "total"):
-        assert word in shown.stdout
-    refused = epsilons("publish", folder, "--epsilon", "0.95")
-    assert refused.returncode == 2
-    assert "is more than is left" in refused.stderr
-    assert "Traceback" not in refused.stderr
+def test_publish_prints_statistics_cost_and_total(folder, epsilons):
+    code, out, _ = epsilons("publish", folder, "--epsilon", "0.8", "--quantiles", "0.5")
+    assert code == 0
+    for word in ("mean", "0.5 quantile", "releases", "ε = 0.8", "total"):
+        assert word in out
+    code, out, err = epsilons("publish", folder, "--epsilon", "0.95", "--quantiles", "0.5")
+    assert (code, out) == (2, "")
+    assert "is more than is left" in err
 
 
-def test_owner_prints_a_statement_in_the_format_asked_for(folder):
-    assert "What is guaranteed" in epsilons("owner", folder, "id-00001").stdout
-    found = json.loads(epsilons("owner", folder, "id-00001", "--format", "json").stdout)
+def test_owner_prints_a_statement_in_the_format_asked_for(folder, epsilons):
+    assert "What is guaranteed" in epsilons("owner", folder, "id-00001")[1]
+    found = json.loads(epsilons("owner", folder, "id-00001", "--format", "json")[1])
     assert found["records"][0]["id"] == "id-00001"
-    refused = epsilons("owner", folder, "id-00001", "--format", "pdf")
-    assert "choose one of text, json, html" in refused.stderr
+    code, _, err = epsilons("owner", folder, "id-00001", "--format", "pdf")
+    assert code == 2
+    assert "choose one of text, json, html" in err
 
 
-def test_an_unknown_id_is_one_sentence(folder):
-    shown = epsilons("owner", folder, "nobody")
-    assert (shown.returncode, shown.stdout) == (2, "")
-    assert shown.stderr.strip() == "error: no record of 'nobody' is in this run"
+def test_an_unknown_id_is_one_sentence(folder, epsilons):
+    code, out, err = epsilons("owner", folder, "nobody")
+    assert (code, out) == (2, "")
+    assert err.strip() == "error: no record of 'nobody' is in this run"

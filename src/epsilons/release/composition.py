@@ -22,7 +22,7 @@ from epsilons.accounting import checks
 LEAST_DELTA = 1e-280
 # Points of a profile that enter a composition; more only lower the result. Fewer where each is
 # priced for every example of a run.
-_MANY_POINTS, _POINTS = 33, 13
+_MANY_POINTS, _POINTS = 65, 13
 # They cover so many standard deviations of the privacy loss of the releases, and no more than
 # this in log δ.
 _REACH = 5.0
