@@ -27,11 +27,12 @@ ALLOWED = {
     "runs": FACTS,
     "training": RUNS,
     "analysis": RUNS,
+    "release": RUNS,
     "data": RUNS,
     "models": set(),
     "report": RUNS | {"analysis"},
     "job": RUNS | {"training", "data", "models"},
-    "cli": RUNS | {"analysis", "report", "job", "measured"},
+    "cli": RUNS | {"analysis", "release", "report", "job", "measured"},
     "__init__": RUNS,
     "__main__": {"cli"},
 }

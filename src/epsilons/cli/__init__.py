@@ -1,6 +1,7 @@
 """The command line: parse, call one function, print. Results to stdout, talk to stderr.
 
-One file per verb. Verbs by reader: `plan` (nobody's data), `account` and `demo` (the curator).
+One file per verb. Verbs by reader: `plan` (nobody's data), `account` and `demo` (the curator),
+`owner` (one person), `publish` (everyone).
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from rich.console import Console
 
 from epsilons.cli.account import account
 from epsilons.cli.demo import demo
+from epsilons.cli.owner import owner
 from epsilons.cli.plan import plan
+from epsilons.cli.publish import publish
 
 app = typer.Typer(
     help="One ε per training example: individual privacy accounting for DP-SGD.",
@@ -24,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for verb in (plan, account, demo):
+for verb in (plan, account, demo, owner, publish):
     app.command()(verb)
 
 
