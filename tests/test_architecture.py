@@ -31,12 +31,14 @@ ALLOWED = {
     "data": RUNS,
     "models": set(),
     "report": RUNS | {"analysis"},
-    "job": RUNS | {"training", "data", "models"},
-    "cli": RUNS | {"analysis", "release", "report", "job", "measured"},
+    "integrations": RUNS | {"training"},
+    "settings": ACCOUNTING,
+    "job": RUNS | {"training", "data", "models", "settings", "release"},
+    "cli": RUNS | {"analysis", "release", "report", "job", "measured", "settings"},
     "__init__": RUNS,
     "__main__": {"cli"},
 }
-TORCH_ROOMS = {"training", "data", "models", "job"}
+TORCH_ROOMS = {"training", "data", "models", "integrations", "job"}
 
 
 def imports(file: Path) -> set[str]:

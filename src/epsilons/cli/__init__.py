@@ -1,7 +1,6 @@
 """The command line: parse, call one function, print. Results to stdout, talk to stderr.
 
-One file per verb. Verbs by reader: `plan` (nobody's data), `account` and `demo` (the curator),
-`owner` (one person), `publish` (everyone).
+for verb in (plan, account, demo, train, resume, status, verify, export, owner, publish):
 """
 
 from __future__ import annotations
@@ -16,9 +15,14 @@ from rich.console import Console
 
 from epsilons.cli.account import account
 from epsilons.cli.demo import demo
+from epsilons.cli.export import export
 from epsilons.cli.owner import owner
 from epsilons.cli.plan import plan
 from epsilons.cli.publish import publish
+from epsilons.cli.resume import resume
+from epsilons.cli.status import status
+from epsilons.cli.train import train
+from epsilons.cli.verify import verify
 
 app = typer.Typer(
     help="One ε per training example: individual privacy accounting for DP-SGD.",
@@ -27,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for verb in (plan, account, demo, owner, publish):
+for verb in (plan, account, demo, train, resume, status, verify, export, owner, publish):
     app.command()(verb)
 
 
