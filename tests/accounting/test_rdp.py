@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from dp_accounting.rdp import rdp_privacy_accountant
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, rdp
 from opacus.accountants.analysis import rdp as opacus_rdp
 
 from epsilons.accounting import DEFAULT_ORDERS, rdp_epsilon, sampled_gaussian_rdp
@@ -49,8 +49,13 @@ def test_default_orders_lose_at_most_a_thousandth_and_win_where_others_end(setti
 def test_agrees_with_dp_accounting_at_integer_orders():
     orders = [2, 5, 30, 100]
     for p, noise in ((0.01, 0.8), (0.2, 4.0)):
-        theirs = rdp_privacy_accountant._compute_rdp_poisson_subsampled_gaussian(p, noise, orders)
-        np.testing.assert_allclose(sampled_gaussian_rdp(noise, p, orders), theirs, rtol=1e-6)
+        theirs = rdp.RdpAccountant(orders)
+        theirs.compose(PoissonSampledDpEvent(p, GaussianDpEvent(noise)))
+        np.testing.assert_allclose(
+            rdp_epsilon(orders, sampled_gaussian_rdp(noise, p, orders), DELTA),
+            theirs.get_epsilon(DELTA),
+            rtol=1e-9,
+        )
 
 
 def test_agrees_with_opacus_where_it_is_sound():

@@ -575,3 +575,13 @@ def batch_norm_in_evaluation_mode():
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Tanh())
     net(images())
     return net.eval(), squared, images()
+
+
+@hazard
+def weight_standardisation_by_layer_norm():
+    def forward(self, x):
+        flat = F.layer_norm(self.conv.weight.flatten(1), (27,), eps=1e-4)
+        scaled = flat * (self.gain * 0.2)
+        return F.conv2d(x, scaled.view_as(self.conv.weight), self.conv.bias)
+
+    return Net(forward, conv=nn.Conv2d(3, 4, 3), gain=parameter(4, 1)), squared, images()

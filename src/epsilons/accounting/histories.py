@@ -22,7 +22,6 @@ PAPER_LEVELS = 100
 
 Rounding = Literal["up", "nearest"] | None
 
-_MODES: dict[Rounding, int] = {None: 0, "up": 1, "nearest": 2}
 # Examples whose rows of the histogram stay in the processor's cache together.
 _COLUMNS = 128
 
@@ -84,14 +83,14 @@ def soft_histogram(
     | "up"      | to the next level                                                         |
     | "nearest" | to the nearest of {r, 2r, …, C}, r = C/levels (the paper's, levels = 100) |
 
-    Norms above C, NaN and ∞ count as C; a negative norm is an error. A norm in float32 that
-    equals a level to the precision of float32 is on that level.
+    Norms above C, NaN and ∞ count as C; a negative norm is an error. Rounded up, a norm in
+    float32 that equals a level to the precision of float32 is on that level.
 
     >>> soft_histogram([[0.5, 1.0]], [3], 1.0, levels=2)[:, 0] / UNIT
     array([[0., 3., 0.],
            [0., 0., 3.]])
     """
-    checks.one_of("rounding", rounding, tuple(_MODES))
+    checks.one_of("rounding", rounding, (None, "up", "nearest"))
     checks.whole("levels", levels, 1)
     z = np.asarray(norms)
     if z.dtype not in (np.float32, np.float64):
@@ -118,9 +117,9 @@ def soft_histogram(
 
     def part(k: int, n: int) -> None:
         for first in range(k * _COLUMNS, m, n * _COLUMNS):
-            last = min(first + _COLUMNS, m)
-            bad = _accumulate(
-                z, every, bound, where, _MODES[rounding], least, snap, first, last, out
+            some = (z, every, bound, where, first, min(first + _COLUMNS, m), out)
+            bad = (
+                _split(*some) if rounding is None else _round(*some, rounding == "up", least, snap)
             )
             if bad >= 0:
                 offenders.append(bad)
@@ -132,50 +131,58 @@ def soft_histogram(
 
 
 @njit(cache=True, nogil=True)
-def _accumulate(  # type: ignore[no-untyped-def]
-    norms, steps, bound, phase, mode, least, snap, first, last, out
-):
-    """Adds a block to its histograms; the first row with a negative norm, or −1."""
+def _split(norms, steps, bound, phase, first, last, out):  # type: ignore[no-untyped-def]
+    """Adds a block, each pair to both neighbours; a row with a negative norm, or −1."""
     top = out.shape[2] - 1
-    own = steps.shape[1] > 1
-    near = 1e-9 + 2 * top * snap
+    own = 1 if steps.shape[1] > 1 else 0
+    inverse = 1.0 / (2.0 * np.arange(top) + 1.0)
+    bad = -1
     for r in range(norms.shape[0]):
         limit = bound[r]
         scale = top / limit
         k = phase[r]
         for j in range(first, last):
-            times = np.uint64(steps[r, j if own else 0])
             z = np.float64(norms[r, j])
-            if z < 0:
-                return r
-            b = top
-            u = float(top)
-            fraction = 0.0
-            if z < limit:
-                u = z * scale
-                b = int(u)
-                fraction = u - b
-                if fraction < near or fraction > 1 - near:
-                    # Near a level, floating-point division may land on either side of it.
-                    b = int(u + 0.5)
-                    level = limit * b / top
-                    if abs(z - level) <= snap * level:
-                        fraction = 0.0
-                        u = float(b)
-                    elif z < level:
-                        b -= 1
-                        fraction = 1.0
-                    else:
-                        fraction = 1e-9
-            if mode == 1 and fraction > 0:
+            # NaN compares false, so that it counts as the bound.
+            z = z if z < limit else limit
+            bad = r if z < 0.0 else bad
+            u = max(z, 0.0) * scale
+            b = min(int(u), top - 1)
+            share = (u * u - float(b * b)) * inverse[b]
+            # Up, but for the rounding of u, which would move a norm off its level; a norm above
+            # 0 is charged at least one unit.
+            weight = min(int(share * UNIT + (1 - 2.0**-8)), UNIT)
+            weight = max(weight, 1 if 0.0 < u < 1.0 else 0)
+            times = steps[r, j * own]
+            at = np.uint64(b)  # unsigned: no check for indices from the end
+            out[j, k, at] += np.uint64(times * (UNIT - weight))
+            out[j, k, at + np.uint64(1)] += np.uint64(times * weight)
+    return bad
+
+
+@njit(cache=True, nogil=True)
+def _round(  # type: ignore[no-untyped-def]
+    norms, steps, bound, phase, first, last, out, upward, least, snap
+):
+    """Adds a block, each pair to one level; a row with a negative norm, or −1."""
+    top = out.shape[2] - 1
+    own = 1 if steps.shape[1] > 1 else 0
+    near = 1e-9 + 2 * top * snap
+    bad = -1
+    for r in range(norms.shape[0]):
+        limit = bound[r]
+        scale = top / limit
+        k = phase[r]
+        for j in range(first, last):
+            z = np.float64(norms[r, j])
+            z = z if z < limit else limit
+            bad = r if z < 0.0 else bad
+            u = max(z, 0.0) * scale
+            b = int(u + 0.5)
+            if upward and abs(u - b) > near:
+                b = int(np.ceil(u))
+            elif upward and z > limit * b / top * (1.0 + snap):
+                # Compared with the level itself, because u has been rounded.
                 b += 1
-            elif mode == 2 and b < top:
-                b = int(np.rint(u))
-            if mode != 0 or b == top or fraction == 0:
-                out[j, k, max(b, least)] += times * np.uint64(UNIT)
-            else:
-                share = min(max((u * u - b * b) / (2 * b + 1), 0.0), 1.0)
-                weight = np.uint64(np.ceil(share * UNIT))
-                out[j, k, max(b, least)] += times * (np.uint64(UNIT) - weight)
-                out[j, k, max(b + 1, least)] += times * weight
-    return -1
+            out[j, k, max(min(b, top), least)] += np.uint64(steps[r, j * own] * UNIT)
+    return bad

@@ -1,6 +1,6 @@
 """The command line: parse, call one function, print. Results to stdout, talk to stderr.
 
-One file per verb. Verbs by reader: `plan` (nobody's data); all others are for the curator.
+for verb in (plan, account, demo, train, resume, status, verify, export, owner, publish):
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from rich.console import Console
 from epsilons.cli.account import account
 from epsilons.cli.demo import demo
 from epsilons.cli.export import export
+from epsilons.cli.owner import owner
 from epsilons.cli.plan import plan
+from epsilons.cli.publish import publish
 from epsilons.cli.resume import resume
 from epsilons.cli.status import status
 from epsilons.cli.train import train
@@ -29,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for verb in (plan, account, demo, train, resume, status, verify, export):
+for verb in (plan, account, demo, train, resume, status, verify, export, owner, publish):
     app.command()(verb)
 
 
@@ -61,6 +63,8 @@ def _print_version(asked: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print it."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None: ...

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from epsilons.training.interception import Use, Weight
 from epsilons.training.rules.registry import Formed, chunks, precise, square_norms, weighted
+from epsilons.training.standardisation import Standardised
 
 _KEEP_FORMED = 3  # formed gradients are kept if they take at most so many times the operands' bytes
 _HALF = (torch.float16, torch.bfloat16)
@@ -73,13 +74,26 @@ class Accumulation:
         if group.direct:
             self.squares += self._direct(group)
         else:
-            for rows in chunks(len(self.squares), self._bytes(group)):
-                for gradient in self._pulled_back(group, rows).values():
-                    self.squares[rows] += square_norms(gradient)
+            chosen = self._standardised(group)
+            for rows in chunks(len(chosen), self._bytes(group)):
+                some = chosen[rows]
+                for gradient in self._pulled_back(group, some).values():
+                    self.squares[some] += square_norms(gradient)
         if self.keep:
             self._kept.append(group)
         else:
             group.uses = []
+
+    def _standardised(self, group: Group) -> Tensor:
+        """Settle by the closed form what can be; the places of the examples that remain."""
+        everyone = torch.arange(len(self.squares), device=self.squares.device)
+        shape, use = group.weights[0].shape, group.uses[0]
+        if not isinstance(shape, Standardised) or len(group.uses) > 1 or self.coarse:
+            return everyone
+        assert use.g is not None
+        squares, cancelled = shape.square_norms(use.term, use.g)
+        self.squares += squares.where(~cancelled, 0.0)
+        return everyone[cancelled]
 
     def _direct(self, group: Group) -> Tensor:
         use = _joined(group)

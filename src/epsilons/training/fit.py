@@ -113,6 +113,8 @@ def fit(
                 if interrupted():
                     loop.stop()
             loop.finish_steps()
+    for keys in (state.sampling, state.noise):
+        keys.destroy()
     _leave_behind(run, model, loss_fn, correct_fn, train, test, test_examples, where)
     return run
 

@@ -27,8 +27,18 @@ from epsilons.training.layout import (
     swapped,
     tensors_in,
 )
-from epsilons.training.rules import COMPOSITES, REFUSED, RULES, Term, UnsupportedLayer
+from epsilons.training.rules import (
+    COMPOSITES,
+    FUSED,
+    REFUSED,
+    RULES,
+    Formed,
+    Term,
+    UnsupportedLayer,
+)
+from epsilons.training.rules.conv import Conv
 from epsilons.training.rules.fallback import fallback
+from epsilons.training.standardisation import Shape, Standardised, derived_shape
 
 
 class PresumedWrongly(Exception):
@@ -42,6 +52,7 @@ class Weight:
     tensor: Tensor
     roots: frozenset[str]
     rearranged: bool  # a parameter, or its entries in another order: gradients have equal norms
+    shape: Shape | None = None  # what is known about how it was derived
 
 
 @dataclass(eq=False)
@@ -83,6 +94,39 @@ class Interception(TorchFunctionMode):
         """The same, unless the tensor is a weight."""
         if id(tensor) not in self._weights:
             self.mark(tensor, layout)
+
+    def mark_rows(self, tensor: Tensor) -> None:
+        """Take a tensor for data with one row per example."""
+        self.mark(tensor, Layout(0))
+
+    def batch_first(self, tensor: Tensor) -> bool:
+        """Whether a tensor is data with one row per example."""
+        entry = self._data.get(id(tensor))
+        known = entry is not None and entry[0]() is tensor and entry[1] == Layout(0)
+        return known and len(tensor) == self.count
+
+    def expect(self, weight: Any, operation: str) -> Use | None:
+        """Announce a use whose gradients an operation will `deliver`; None for a non-weight."""
+        if id(weight) not in self._weights:
+            return None
+        use = Use(self._weights[id(weight)], Formed(), operation)
+        self.uses.append(use)
+        return use
+
+    def deliver(self, use: Use | None, gradients: Tensor) -> None:
+        """Every example's gradient of an announced use, (B, *weight.shape)."""
+        if use is None:
+            return
+        if self.receive is None:
+            raise self._differentiated([use])
+        use.g = gradients
+        self.receive(use)
+
+    def _differentiated(self, uses: Sequence[Use]) -> UnsupportedLayer:
+        return UnsupportedLayer(
+            f"{self.path([u.weight for u in uses])}: the model differentiates itself while it runs "
+            "(torch.autograd inside forward), so gradients can't be told apart by example."
+        )
 
     def path(self, weights: Sequence[Weight]) -> str:
         return ", ".join(sorted(set[str]().union(*(w.roots for w in weights))))
@@ -157,8 +201,15 @@ class Interception(TorchFunctionMode):
                 and part.numel() == single.tensor.numel()
             )
             roots = frozenset[str]().union(*(w.roots for w in weights))
-            self._weights[id(part)] = Weight(part, roots, rearranged)
+            shape = None
+            if len(roots) == len(weights) and not rearranged:
+                shape = derived_shape(func, args, kwargs, part, self._known)
+            self._weights[id(part)] = Weight(part, roots, rearranged, shape)
         return out
+
+    def _known(self, tensor: Any) -> tuple[bool, Shape | None]:
+        weight = self._weights.get(id(tensor))
+        return (weight.rearranged, weight.shape) if weight is not None else (False, None)
 
     def _expanded(self, func: Any, args: Any, kwargs: Any) -> Layout | None:
         old = args[0].shape
@@ -176,6 +227,10 @@ class Interception(TorchFunctionMode):
         weights: list[Weight],
         layout: Layout | None = None,
     ) -> Any:
+        if func in FUSED and data:
+            out = FUSED[func](self, *args, **kwargs)
+            if out is not NotImplemented:
+                return out
         if func not in RULES and func in COMPOSITES:
             return COMPOSITES[func](self, *args, **kwargs)
         if func not in RULES and isinstance(func, types.FunctionType):
@@ -205,7 +260,13 @@ class Interception(TorchFunctionMode):
             )
         by_weight = {id(detached[key]): self._weights[key] for key in detached}
         terms = self._terms(func, args, kwargs, data, by_weight, layout, out)
+        self._keep_output(terms, out, layout)
         return self._listen(out, layout, terms, name)
+
+    def _keep_output(self, terms: list[tuple[Weight, Term]], out: Tensor, layout: Layout) -> None:
+        for weight, term in terms:
+            if isinstance(term, Conv) and isinstance(weight.shape, Standardised):
+                term.keep(examples_first(out.detach(), layout, self.count))
 
     def _terms(
         self,
@@ -259,11 +320,7 @@ class Interception(TorchFunctionMode):
 
         def hook(g: Tensor) -> None:
             if self.receive is None:
-                raise UnsupportedLayer(
-                    f"{self.path([u.weight for u in uses])}: the model differentiates itself "
-                    "while it runs (torch.autograd inside forward); its weights' gradients can't "
-                    "be told apart by example."
-                )
+                raise self._differentiated(uses)
             if any(t._version != version for t, version in versions):
                 raise RuntimeError(
                     f"{self.path([u.weight for u in uses])}: the input of {name} was modified in "
@@ -274,6 +331,9 @@ class Interception(TorchFunctionMode):
                 for use in uses:
                     use.g = rows
                     self.receive(use)
+            # The graph lives until the pass ends; the operands need not.
+            uses.clear()
+            versions.clear()
 
         out.register_hook(hook)  # type: ignore[no-untyped-call]
         self.mark(out, layout)

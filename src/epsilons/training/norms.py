@@ -219,6 +219,7 @@ def _overheard(
             mode.uses, parameters, count, keep=keep, coarse=torch.is_autocast_enabled()
         )
         if losses.requires_grad:
+            mode.uses.clear()  # each group lets go of its own
             mode.receive = accumulated.receive
             torch.autograd.grad(losses.sum(), mode.anchor, allow_unused=True)
         accumulated.finish()

@@ -1,38 +1,87 @@
-"""Convolutions in one, two and three dimensions, plain and transposed."""
+"""Convolutions in one, two and three dimensions, plain and transposed.
+
+The gradient of an example's weight is Σ_t g_t p_tᵀ over the output places t, with the patch p_t
+that the filters saw there. It is formed, or its norm is taken from Gram matrices over places
+without forming it: whichever costs less for the sizes at hand.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from epsilons.training.rules.linear import CANCELLATION
 from epsilons.training.rules.registry import Term, chunks, norm_rule, precise, square_norms
 
 Sizes = tuple[int, ...]
 
+# Nanoseconds on one core, fitted to thirty shapes: only their ratios matter, and only for speed.
+_FLOP, _COPY, _ADD, _WRITE, _GROUPED, _CALL = 1 / 55, 0.5, 0.6, 1.0, 2.5, 1000.0
+
+
+Gram = Callable[[Tensor, Tensor, "Geometry"], Tensor]
+
+
+class Geometry(NamedTuple):
+    """How filters walk over the input; `before` is the padding in front of each dimension."""
+
+    kernel: Sizes
+    stride: Sizes
+    before: Sizes
+    dilation: Sizes
+    groups: int
+
 
 class Conv(Term):
-    """The weight of a convolution: gradient Σ_t g_t p_tᵀ over output places t with patches p_t.
+    """The weight of a convolution, data: (B, M, C, …) with M images per example.
 
     `swapped` is the transposed convolution, where data and output gradient change roles.
     """
 
     def __init__(
-        self,
-        data: Tensor,
-        kernel: Sizes,
-        stride: Sizes,
-        before: Sizes,
-        dilation: Sizes,
-        groups: int,
-        swapped: bool = False,
+        self, data: Tensor, geometry: Geometry, bias: Tensor | None = None, swapped: bool = False
     ) -> None:
         super().__init__(data)
-        self.kernel, self.stride, self.before = kernel, stride, before
-        self.dilation, self.groups, self.swapped = dilation, groups, swapped
+        self.geometry, self.bias, self.swapped = geometry, bias, swapped
+        self.output: Tensor | None = None
+        self._version = 0
+
+    def keep(self, output: Tensor) -> None:
+        """Hold on to the output, examples first, for `filter_products`."""
+        if not self.forms(output):
+            self.output, self._version = output, output._version
+
+    def rows(self, chosen: slice | Tensor) -> Self:
+        part = super().rows(chosen)
+        part.output = None if self.output is None else self.output[chosen]
+        return part
+
+    def filter_products(self, g: Tensor) -> tuple[Tensor, Tensor] | None:
+        """⟨weight_o, gradient_o⟩ and ⟨1, gradient_o⟩ by filter, (B, o) each, without the gradient.
+
+        ⟨w_o, Σ_t g_ot p_t⟩ = Σ_t g_ot y_ot with y the output less its bias, and likewise for a
+        filter of ones. None where the output wasn't kept or the gradient is formed anyway.
+        """
+        source, places, per_example = self._images(g)
+        whole = _symmetric(source, places, self.geometry) and self.geometry.groups == 1
+        if self.output is None or per_example > 1 or not whole or self.forms(g):
+            return None
+        if self.output._version != self._version:  # an activation in place, after the layer
+            return None
+        flat = places.flatten(2)
+        along = (flat * precise(self.output).flatten(0, 1).flatten(2)).sum(2)
+        if self.bias is not None:
+            along = along - flat.sum(2) * precise(self.bias)
+        kernel, stride, before, dilation, _ = self.geometry
+        convolve = (F.conv1d, F.conv2d, F.conv3d)[len(kernel) - 1]
+        ones = source.new_ones(1, 1, *kernel)
+        seen = convolve(source.sum(1, keepdim=True), ones, None, stride, before, dilation)
+        return along, torch.bmm(flat, seen.flatten(2).mT).squeeze(2)
 
     def _images(self, g: Tensor) -> tuple[Tensor, Tensor, int]:
         """Patch source and place gradients, (B·M, C, …) each, and the images M per example."""
@@ -44,38 +93,188 @@ class Conv(Term):
 
     def gradients(self, g: Tensor) -> Tensor:
         source, places, per_example = self._images(g)
-        count = len(source)
-        p = self._patches(source, places.shape[2:])  # (N, groups, C/groups·k, T)
-        q = places.reshape(count * self.groups, -1, math.prod(places.shape[2:]))
-        formed = torch.bmm(q, p.flatten(0, 1).mT)  # (N·groups, O/groups, C/groups·k)
-        formed = formed.view(count // per_example, per_example, places.shape[1], -1, *self.kernel)
-        return formed.sum(1)
+        costs = _costs(source, places, self.geometry)
+        form = _by_groups if costs["groups"] < costs["patches"] else _by_patches
+        formed = form(source, places, self.geometry)
+        if per_example == 1:
+            return formed
+        return formed.view(-1, per_example, *formed.shape[1:]).sum(1)
+
+    def _method(self, g: Tensor) -> str:
+        source, places, per_example = self._images(g)
+        costs = _costs(source, places, self.geometry)
+        if per_example > 1:
+            del costs["shifted grams"], costs["patch grams"]
+        return min(costs, key=lambda name: costs[name])
+
+    def forms(self, g: Tensor) -> bool:
+        return self._method(g) in ("groups", "patches")
 
     def square_norms(self, g: Tensor) -> Tensor:
-        assert self.data is not None
-        places = (self.data if self.swapped else g).shape[3:]
-        channels = (g if self.swapped else self.data).shape[1:3]
-        each = 4 * math.prod(channels) * math.prod(self.kernel) * math.prod(places)
-        return torch.cat(
-            [square_norms(self.rows(part).gradients(g[part])) for part in chunks(len(g), each)]
-        )
+        method = self._method(g)
+        source, places, _ = self._images(g)
+        shape = (source.shape[1], *self.geometry.kernel, *places.shape[2:])
+        if method == "shifted grams":
+            shape = (2, *source.shape[2:], *source.shape[2:])
+        each = 4 * math.prod(shape) * len(source) // max(1, len(g))
+        parts = [(self.rows(part), g[part]) for part in chunks(len(g), each)]
+        if method in ("groups", "patches"):
+            return torch.cat([square_norms(term.gradients(rows)) for term, rows in parts])
+        grams = _shifted_gram if method == "shifted grams" else _patch_gram
+        return torch.cat([term._from_grams(rows, grams) for term, rows in parts])
 
-    def _patches(self, source: Tensor, places: Sequence[int]) -> Tensor:
-        padding: list[int] = []
-        for d in reversed(range(len(self.kernel))):
-            reach = (places[d] - 1) * self.stride[d] + (self.kernel[d] - 1) * self.dilation[d] + 1
-            padding += [self.before[d], reach - self.before[d] - source.shape[2 + d]]
-        padded = F.pad(source, padding)
-        n, c, *strides = padded.stride()
-        return padded.as_strided(
-            (len(padded), padded.shape[1], *self.kernel, *places),
-            (
-                n,
-                c,
-                *(s * d for s, d in zip(strides, self.dilation, strict=True)),
-                *(s * d for s, d in zip(strides, self.stride, strict=True)),
-            ),
-        ).reshape(len(padded), self.groups, -1, math.prod(places))
+    def _from_grams(self, g: Tensor, gram: Gram) -> Tensor:
+        source, places, _ = self._images(g)
+        flat = places.flatten(2)
+        pp, gg = gram(source, places, self.geometry), torch.bmm(flat.mT, flat)
+        squares = torch.bmm(pp.view(len(pp), 1, -1), gg.view(len(gg), -1, 1)).flatten()
+        terms = (pp.diagonal(dim1=1, dim2=2) * gg.diagonal(dim1=1, dim2=2)).sum(1)
+        cancelled = squares < CANCELLATION * terms
+        if bool(cancelled.any()):
+            squares[cancelled] = square_norms(self.rows(cancelled).gradients(g[cancelled]))
+        return squares
+
+    def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
+        weighted = g * factors.to(g.dtype).view(-1, *[1] * (g.dim() - 1))
+        source, places, _ = self._images(weighted)
+        if _symmetric(source, places, self.geometry):
+            return _weight_gradient(source, places, self.geometry, self.geometry.groups)
+        each = 4 * math.prod((source.shape[1], *self.geometry.kernel, *places.shape[2:]))
+        parts = (
+            _by_patches(source[rows], places[rows], self.geometry).sum(0)
+            for rows in chunks(len(source), each)
+        )
+        return torch.stack(list(parts)).sum(0)
+
+
+def _costs(source: Tensor, places: Tensor, geometry: Geometry) -> dict[str, float]:
+    n, c, o = len(source), source.shape[1], places.shape[1]
+    k, t, s = (math.prod(x) for x in (geometry.kernel, places.shape[2:], source.shape[2:]))
+    taps = c // geometry.groups * k
+    work, formed = 2 * n * o * taps * t * _FLOP, n * o * taps
+    narrow = 4 if min(c // geometry.groups, o // geometry.groups) < 8 else 1
+    costs = {
+        "patches": work + _COPY * n * c * k * t * (k > 1) + _WRITE * formed + _CALL * n,
+        "groups": narrow * work + _GROUPED * formed + _CALL * n,
+        "patch grams": _COPY * n * c * k * t + 2 * n * t * t * (taps + o) * _FLOP + 3 * _CALL * n,
+        "shifted grams": math.inf,
+    }
+    if not _symmetric(source, places, geometry):
+        costs["groups"] = math.inf
+    if geometry.groups > 1:
+        costs["patch grams"] = math.inf
+    elif len(geometry.kernel) == 2 and geometry.stride == (1, 1):
+        adds = n * sum(geometry.kernel) * t * t * _ADD
+        costs["shifted grams"] = 2 * n * (s * s * c + t * t * o) * _FLOP + adds + 3 * _CALL * n
+    return costs
+
+
+def _symmetric(source: Tensor, places: Tensor, geometry: Geometry) -> bool:
+    """Whether padding is the same on both sides, as torch's own backward assumes."""
+    kernel, stride, before, dilation, _ = geometry
+    return all(
+        (size + 2 * p - d * (k - 1) - 1) // s + 1 == t
+        for size, p, d, k, s, t in zip(
+            source.shape[2:], before, dilation, kernel, stride, places.shape[2:], strict=True
+        )
+    )
+
+
+def _weight_gradient(source: Tensor, places: Tensor, geometry: Geometry, groups: int) -> Tensor:
+    kernel, stride, before, dilation, _ = geometry
+    shape = (places.shape[1], source.shape[1] // groups, *kernel)
+    weight = source.new_empty(()).expand(shape)  # asked for its shape only
+    found: Tensor = torch.ops.aten.convolution_backward(
+        places,
+        source,
+        weight,
+        None,
+        stride,
+        before,
+        dilation,
+        False,
+        [0] * len(kernel),
+        groups,
+        [False, True, False],
+    )[1]
+    return found
+
+
+def _by_groups(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
+    """Formed gradients, from one convolution that has every image as a group of its own."""
+    n = len(source)
+    source = source.reshape(1, -1, *source.shape[2:])
+    places = places.reshape(1, -1, *places.shape[2:])
+    return _weight_gradient(source, places, geometry, n * geometry.groups).view(
+        n, places.shape[1] // n, -1, *geometry.kernel
+    )
+
+
+def _by_patches(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
+    """Formed gradients, from patches laid out in memory."""
+    n, groups = len(source), geometry.groups
+    p = _patches(source, places.shape[2:], geometry).view(
+        n * groups, -1, math.prod(places.shape[2:])
+    )
+    q = places.reshape(n * groups, -1, p.shape[2])
+    return torch.bmm(q, p.mT).view(n, places.shape[1], -1, *geometry.kernel)
+
+
+def _patches(source: Tensor, places: Sequence[int], geometry: Geometry) -> Tensor:
+    """(N, C·k, T): what the filters see at every place."""
+    kernel, stride, before, dilation, _ = geometry
+    padding: list[int] = []
+    for d in reversed(range(len(kernel))):
+        reach = (places[d] - 1) * stride[d] + (kernel[d] - 1) * dilation[d] + 1
+        padding += [before[d], reach - before[d] - source.shape[2 + d]]
+    padded = F.pad(source, padding)
+    n, c, *steps = padded.stride()
+    window = padded.as_strided(
+        (len(padded), padded.shape[1], *kernel, *places),
+        (
+            n,
+            c,
+            *(step * d for step, d in zip(steps, dilation, strict=True)),
+            *(step * s for step, s in zip(steps, stride, strict=True)),
+        ),
+        padded.storage_offset(),
+    )
+    return window.reshape(len(padded), -1, math.prod(places))
+
+
+def _patch_gram(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
+    """(N, T, T): products of patches."""
+    p = _patches(source, places.shape[2:], geometry)
+    return torch.bmm(p.mT, p)
+
+
+def _shifted_gram(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
+    """The same from products of pixels: patches overlap, so their products share them.
+
+    ⟨p_t, p_u⟩ = Σ_shift ⟨a_{t+shift}, a_{u+shift}⟩, one dimension of the shift after the other.
+    """
+    flat = source.flatten(2)
+    (h, w), (rows, columns) = source.shape[2:], places.shape[2:]
+    gram = torch.bmm(flat.mT, flat).view(-1, h, w, h, w)
+    gram = _shifted(gram, 2, columns, 1, geometry)
+    gram = _shifted(gram, 1, rows, 0, geometry)
+    return gram.view(len(gram), rows * columns, rows * columns)
+
+
+def _shifted(gram: Tensor, dim: int, places: int, axis: int, geometry: Geometry) -> Tensor:
+    """Σ_shift of the diagonal shifts along dimensions `dim` and `dim + 2`; beyond the edge is 0."""
+    size = gram.shape[dim]
+    shape = list(gram.shape)
+    shape[dim] = shape[dim + 2] = places
+    total = gram.new_zeros(shape)
+    for tap in range(geometry.kernel[axis]):
+        offset = tap * geometry.dilation[axis] - geometry.before[axis]
+        first, last = max(0, -offset), min(places, size - offset)
+        if first < last:
+            length = last - first
+            part = gram.narrow(dim, first + offset, length).narrow(dim + 2, first + offset, length)
+            total.narrow(dim, first, length).narrow(dim + 2, first, length).add_(part)
+    return total
 
 
 class ChannelBias(Term):
@@ -107,7 +306,7 @@ def _conv(
         before = tuple(d * (k - 1) // 2 for d, k in zip(dilations, kernel, strict=True))
     else:
         before = _sizes(0 if isinstance(padding, str) else padding, kernel)
-    yield weight, Conv(input, kernel, strides, before, dilations, groups)
+    yield weight, Conv(input, Geometry(kernel, strides, before, dilations, groups), bias)
     if bias is not None:
         yield bias, ChannelBias()
 
@@ -126,7 +325,8 @@ def _conv_transpose(
     if input.dim() != len(kernel) + 3:
         return
     strides, before, dilations = (_sizes(o, kernel) for o in (stride, padding, dilation))
-    yield weight, Conv(input, kernel, strides, before, dilations, groups, swapped=True)
+    geometry = Geometry(kernel, strides, before, dilations, groups)
+    yield weight, Conv(input, geometry, swapped=True)
     if bias is not None:
         yield bias, ChannelBias()
 

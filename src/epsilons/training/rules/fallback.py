@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -32,9 +32,10 @@ class PerExample(Term):
         self.examples = examples
         self.weight = weight
 
-    def rows(self, chosen: slice | Tensor) -> Term:
-        part = [example[chosen] for example in self.examples]
-        return PerExample(self.call, self.sources, part, self.weight)
+    def rows(self, chosen: slice | Tensor) -> Self:
+        part = super().rows(chosen)
+        part.examples = [example[chosen] for example in self.examples]
+        return part
 
     def output(self, weight: Tensor, *row: Tensor) -> Tensor:
         """What the operation gives for one example."""

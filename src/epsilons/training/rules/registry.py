@@ -7,12 +7,12 @@ A rule has the signature of its operation. It is called with the data examples f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-SCRATCH_BYTES = 2**25  # what one operation may hold beside its operands
+SCRATCH_BYTES = 2**23  # what one operation may hold beside its operands
 
 
 class UnsupportedLayer(ValueError):
@@ -45,7 +45,7 @@ class Term:
         """Whether `square_norms` forms the gradients in full."""
         return True
 
-    def rows(self, chosen: slice | Tensor) -> Term:
+    def rows(self, chosen: slice | Tensor) -> Self:
         """The same term for some of the examples."""
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
