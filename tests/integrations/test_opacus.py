@@ -352,6 +352,7 @@ def test_users_own_hooks_stay_in_their_places(tmp_path):
     seen = []
     model[0].register_forward_hook(lambda *_: seen.append("mine"))
     _, model, optimizer, criterion, loader = private(model=model)
+    model._module[0].register_forward_hook(lambda *_: seen.append("mine, later"))
     hooks = [list(m._forward_hooks) for m in model._module.modules()]
     with attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run"):
         loop(model, optimizer, criterion, loader, epochs=1)
