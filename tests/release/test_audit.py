@@ -27,6 +27,11 @@ def by_group(values):
     _by_group(_Asked(True, ()), values, 1.0, labels, None, MU)
 
 
+def everything(values):
+    """At full size: too slow to be drawn thousands of times."""
+    _Asked(True, SHARES).statistics(values, 1.0, N, MU)
+
+
 MECHANISMS = {
     "mean": lambda x: private_mean(x, 1.0, N, MU),
     "size": lambda x: noisy_size(np.ones(len(x), dtype=bool), MU),
@@ -38,13 +43,12 @@ MECHANISMS = {
 }
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("mechanism", [*MECHANISMS.values(), everything])
 @pytest.mark.parametrize("more", [0.0, 0.2, 0.6, 1.0])
-def test_all_that_a_run_draws_moves_by_mu_and_no_more(name, more):
+def test_all_that_a_run_draws_moves_by_mu_and_no_more(mechanism, more):
     """Exactly, without statistics, for the draws of one run."""
-    neighbour = np.r_[DATA, more]
-    drawn, here = transcript(MECHANISMS[name], DATA)
-    there = replay(MECHANISMS[name], neighbour, drawn)
+    drawn, here = transcript(mechanism, DATA)
+    there = replay(mechanism, np.r_[DATA, more], drawn)
     moved = sum(float(((a - b) ** 2).sum()) for a, b in zip(here, there, strict=True))
     assert moved <= (MU * NOISE) ** 2
     if more == 1.0:
