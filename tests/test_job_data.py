@@ -12,7 +12,10 @@ import torch
 from PIL import Image
 
 from epsilons import job
+from epsilons.data import digits
+from epsilons.release import Budget
 from epsilons.settings import Settings
+from epsilons.training import gradient_norms, supervised
 
 STEPS = dict(
     lr=0.5, noise_multiplier=1.0, delta=1e-5, max_grad_norm=1.0, sample_rate=0.1, steps=3,
@@ -182,6 +185,25 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path, mine, changes, s
         trained(tmp_path, **{**mine, **changes})
     assert sentence in str(error.value)
     assert not list((tmp_path / "run" / "private").glob("checkpoint*"))
+
+
+def test_a_median_norm_as_bound_is_charged_to_the_budget(tmp_path):
+    run = trained(
+        tmp_path, data="digits", max_grad_norm="median", median_epsilon=0.8, median_delta=1e-5
+    )
+    model = job._network(Settings.of({**STEPS, "data": "digits"}), digits(), tmp_path)
+    loss_fn = supervised(torch.nn.CrossEntropyLoss(reduction="none"))
+    median = np.median(gradient_norms(model, loss_fn, digits().train, batch_size=512))
+    assert run.plan.max_grad_norm == pytest.approx(median, rel=0.05)
+    with Budget.of_run(run.path) as budget:
+        (entry,) = budget.entries()
+    assert (entry.epsilon, entry.delta) == (0.8, 1e-5)
+
+
+def test_a_median_that_the_budget_can_not_pay_leaves_no_run(tmp_path):
+    with pytest.raises(ValueError, match="more than is left"):
+        trained(tmp_path, data="digits", max_grad_norm="median", median_epsilon=2.0)
+    assert not (tmp_path / "run").exists()
 
 
 def test_settings_and_versions_are_public_and_paths_private(tmp_path, mine):

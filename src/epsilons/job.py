@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -26,9 +27,10 @@ from epsilons.accounting.plan import Plan
 from epsilons.data import Data, digits, fewer
 from epsilons.files import private_file, public_file
 from epsilons.models import network
+from epsilons.release import Budget, ClipBound, release_median_norm
 from epsilons.runs import Run
 from epsilons.settings import Settings
-from epsilons.training import check_model, correct_class, fit, supervised
+from epsilons.training import check_model, correct_class, fit, gradient_norms, supervised
 from epsilons.training.sampling import batch_of
 
 DEMO_EPSILON = 4.0
@@ -47,6 +49,7 @@ _READERS: dict[str, Callable[..., Data]] = {
 _PATHS = ("path", "test_file")
 _PYTHON = "python:"
 _CANARIES = 3
+_PASS_BATCH = 256
 _LOSSES = {
     "cross_entropy": nn.CrossEntropyLoss(reduction="none"),
     "hinge": nn.MultiMarginLoss(reduction="none"),
@@ -57,7 +60,9 @@ def train(settings: Settings, out: str | os.PathLike[str]) -> Run:
     """Train as the settings say and leave a run folder at `out`.
 
     Beside what `fit` leaves: `public/settings.json` (settings and versions, without the paths)
-    and `private/data.json` (paths, checksums of the files, number of files skipped).
+    and `private/data.json` (paths, checksums of the files, number of files skipped). With
+    `max_grad_norm = "median"` the clip bound is a private median of the norms at initialisation,
+    charged to the run's budget of publications beside the worst case.
     """
     out = Path(out)
     if (out / "private" / "journal.sqlite").exists():
@@ -66,13 +71,20 @@ def train(settings: Settings, out: str | os.PathLike[str]) -> Run:
         )
     base = Path.cwd()
     data = load(settings, base)
-    plan = settings.plan(len(data.examples))
     model = _network(settings, data, base)
-    batch = batch_of(data.train, torch.arange(min(plan.n, _CANARIES)))
+    batch = batch_of(data.train, torch.arange(min(len(data.examples), _CANARIES)))
     learned = check_model(model, _loss(settings), batch)
+    bound = _median_norm(settings, model, data) if settings.max_grad_norm == "median" else None
     run = Run.create(
-        out, plan, data.examples, random_loss=bool(learned.random_loss), seed=settings.seed
+        out,
+        settings.plan(len(data.examples), None if bound is None else bound.value),
+        data.examples,
+        random_loss=bool(learned.random_loss),
+        seed=settings.seed,
     )
+    if bound is not None:
+        with Budget.of_run(run.path) as budget:
+            bound.charge(budget)
     _store(run, settings, data, base)
     return _carried_out(run, settings, data, model)
 
@@ -197,6 +209,18 @@ def _network(settings: Settings, data: Data, base: Path) -> nn.Module:
     if not isinstance(found, nn.Module):
         raise ValueError(f"{settings.model} returned {type(found).__name__}; expected a Module")
     return found
+
+
+def _median_norm(settings: Settings, model: nn.Module, data: Data) -> ClipBound:
+    """The private median of the norms at initialisation, to be charged to the run's budget.
+
+    Asked of a budget like the run's first, so that nothing is drawn that the run can't pay.
+    """
+    norms = gradient_norms(model, _loss(settings), data.train, batch_size=_PASS_BATCH)
+    with TemporaryDirectory() as place, Budget(Path(place) / "budget.sqlite") as trial:
+        return release_median_norm(
+            norms, epsilon=settings.median_epsilon, delta=settings.median_delta, budget=trial
+        )
 
 
 def _optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimizer:

@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,8 +23,8 @@ DATA_KEYS = (
     "learn_encoding", "test_file", "test_share", "size", "task", "balanced", "data_seed",
 )  # fmt: skip
 _PLAN_KEYS = (
-    "delta", "batch_size", "sample_rate", "epochs", "steps", "max_grad_norm",
-    "refreshes_per_epoch", "refresh_every", "refresh_schedule", "clipping", "rounding", "levels",
+    "delta", "batch_size", "sample_rate", "epochs", "steps", "refreshes_per_epoch",
+    "refresh_every", "refresh_schedule", "clipping", "rounding", "levels",
 )  # fmt: skip
 
 
@@ -78,7 +78,9 @@ class Settings(BaseModel):
     epsilon: float | None = Field(None, gt=0)
     noise_multiplier: float | None = Field(None, gt=0)
     delta: float = Field(gt=0, lt=1)
-    max_grad_norm: float = Field(gt=0)
+    max_grad_norm: Annotated[float, Field(gt=0)] | Literal["median"]
+    median_epsilon: float = Field(0.1, gt=0)
+    median_delta: float = Field(1e-5, gt=0, lt=1)
     batch_size: float | None = Field(None, gt=0)
     sample_rate: float | None = Field(None, gt=0, le=1)
     epochs: float | None = Field(None, ge=0)
@@ -125,9 +127,10 @@ class Settings(BaseModel):
             raise ValueError(f"{where}: give epsilon (the worst case to meet) or noise_multiplier")
         return settings
 
-    def plan(self, n: int) -> Plan:
-        """The plan of a run on n training examples."""
+    def plan(self, n: int, bound: float | None = None) -> Plan:
+        """The plan of a run on n training examples; `bound` is what a median has come to."""
         constants = {key: getattr(self, key) for key in _PLAN_KEYS}
+        constants["max_grad_norm"] = self.max_grad_norm if bound is None else bound
         changes = (phase.model_dump(exclude_none=True) for phase in self.phase)
         phases = tuple((change.pop("first_step"), change) for change in changes)
         if self.noise_multiplier is not None:

@@ -1,6 +1,7 @@
 """The command line: parse, call one function, print. Results to stdout, talk to stderr.
 
-for verb in (plan, account, demo, train, resume, status, verify, export, owner, publish):
+One file per verb. Verbs by reader: `plan` (nobody's data), `owner` (one person), `publish`
+(everyone); all others are for the curator.
 """
 
 from __future__ import annotations

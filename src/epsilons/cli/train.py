@@ -32,6 +32,11 @@ def train(
         talk.print("seed: everyone can compute sampling and noise; leave it out for real data")
     if settings.learn_encoding:
         talk.print("learn_encoding: ranges and categories of the data are outside the guarantee")
+    if settings.max_grad_norm == "median":
+        talk.print(
+            f"max_grad_norm: a median for ε = {settings.median_epsilon:g} at "
+            f"δ = {settings.median_delta:g}, charged to the budget of publications"
+        )
     from epsilons import job
 
     print_run(lambda: job.train(settings, out))
