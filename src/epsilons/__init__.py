@@ -1,1 +1,27 @@
-"""Every training example has its own ε."""
+"""Every training example has its own ε.
+
+Here are the names that need no torch; `epsilons.training` has the others.
+"""
+
+from epsilons.accounting.calibrate import least_noise
+from epsilons.accounting.individual import individual_epsilons
+from epsilons.accounting.plan import Plan
+from epsilons.accounting.rdp import rdp_epsilon, sampled_gaussian_rdp
+from epsilons.accounting.results import Epsilons
+from epsilons.accounting.tight import tight_epsilon
+from epsilons.examples import Examples
+from epsilons.journal import Journal
+from epsilons.runs import Run
+
+__all__ = [
+    "Epsilons",
+    "Examples",
+    "Journal",
+    "Plan",
+    "Run",
+    "individual_epsilons",
+    "least_noise",
+    "rdp_epsilon",
+    "sampled_gaussian_rdp",
+    "tight_epsilon",
+]

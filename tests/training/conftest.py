@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import its oracle and its hazards by name, on one thread each."""
+"""Lets the tests of this folder import its oracle, its hazards and its small runs by name."""
 
 import sys
 from pathlib import Path
@@ -6,4 +6,4 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
+torch.set_num_threads(1)  # the models are tiny: threads would only wait for each other

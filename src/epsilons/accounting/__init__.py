@@ -1,1 +1,20 @@
 """From norms to ε: NumPy, SciPy and Numba only."""
+
+from epsilons.accounting.calibrate import least_noise
+from epsilons.accounting.histories import clipping_thresholds
+from epsilons.accounting.individual import epsilons_from_blocks, individual_epsilons
+from epsilons.accounting.rdp import DEFAULT_ORDERS, rdp_epsilon, sampled_gaussian_rdp
+from epsilons.accounting.results import Epsilons
+from epsilons.accounting.tight import tight_epsilon
+
+__all__ = [
+    "DEFAULT_ORDERS",
+    "Epsilons",
+    "clipping_thresholds",
+    "epsilons_from_blocks",
+    "individual_epsilons",
+    "least_noise",
+    "rdp_epsilon",
+    "sampled_gaussian_rdp",
+    "tight_epsilon",
+]

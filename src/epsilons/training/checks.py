@@ -21,6 +21,7 @@ from epsilons.training.isolation import undisturbed
 from epsilons.training.layout import names, swapped, tensors_in
 from epsilons.training.norms import (
     LossFn,
+    check_losses,
     clipped_gradients,
     example_count,
     examples,
@@ -43,7 +44,8 @@ def check_model(model: nn.Module, loss_fn: LossFn | None = None, batch: Any = No
     """Raise `UnsupportedLayer` with every problem and its remedy; else say what was learned.
 
     With `loss_fn` and a `batch`, its first three examples are compared with autograd, one example
-    at a time: losses, gradient norms and clipped sums. The model is left as it was.
+    at a time: losses, gradient norms and clipped sums; those without a finite loss are left out.
+    The model is left as it was.
     """
     problems = list(_problems(model))
     if problems:
@@ -54,6 +56,12 @@ def check_model(model: nn.Module, loss_fn: LossFn | None = None, batch: Any = No
     device = next(iter(trainable(model).values())).device
     batch = swapped(batch, {id(t): t.to(device) for t in tensors_in(batch)})
     few = examples(batch, slice(0, min(CANARIES, example_count(batch))))
+    with undisturbed(model, device, _SEED), torch.no_grad():
+        losses = loss_fn(model, few)
+    check_losses(losses, example_count(few))
+    few = examples(few, losses.isfinite())
+    if not example_count(few):
+        return ModelCheck(random_loss=None)
     return ModelCheck(random_loss=_canary(model, loss_fn, few, device))
 
 
@@ -124,6 +132,8 @@ def _canary(model: nn.Module, loss_fn: LossFn, batch: Any, device: torch.device)
                 for i in range(example_count(batch))
             ]
             norms = torch.stack([_norm(row) for row in rows])
+            if not norms.isfinite().all():
+                return random
             bounds = norms / 2
             torch.manual_seed(_SEED)
             sums, found = clipped_gradients(model, loss_fn, batch, bounds)

@@ -216,7 +216,7 @@ def _overheard(
     with torch.inference_mode(False), torch.enable_grad(), _eager():
         with mode:
             losses = loss_fn(model, swapped(batch, aliases))
-        _check_losses(losses, count)
+        check_losses(losses, count)
         device = mode.anchor.device.type
         autocast = torch.is_autocast_enabled(device)
         accumulated = Accumulation(mode.uses, parameters, count, keep=keep, coarse=autocast)
@@ -234,7 +234,8 @@ def _eager() -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def _check_losses(losses: Any, count: int) -> None:
+def check_losses(losses: Any, count: int) -> None:
+    """A `ValueError` unless there is one loss per example."""
     if not isinstance(losses, Tensor) or losses.shape != (count,):
         got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise ValueError(

@@ -96,14 +96,16 @@ def precise(tensor: Tensor) -> Tensor:
 
 def square_norms(gradients: Tensor) -> Tensor:
     """Squared norms of the rows, (B,)."""
-    flat = gradients.reshape(len(gradients), -1)
+    flat = gradients.reshape(len(gradients), gradients.shape[1:].numel())
     lengths: Tensor = torch.linalg.vector_norm(flat, dim=1)
     return lengths.square()
 
 
 def weighted(gradients: Tensor, factors: Tensor) -> Tensor:
     """Σ_i factors_i · gradients_i."""
-    flat = factors.to(gradients.dtype) @ gradients.reshape(len(gradients), -1)
+    flat = factors.to(gradients.dtype) @ gradients.reshape(
+        len(gradients), gradients.shape[1:].numel()
+    )
     return flat.view(gradients.shape[1:])
 
 

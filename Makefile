@@ -1,0 +1,54 @@
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types unit slow soak mnist bench clean
+
+DATA ?= .data
+
+help:  ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(READY)  ## create .venv with everything that development needs
+
+# torch goes first and alone: its pinned build is the small one, which the rest then accepts.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup  ## train on the embedded digits, show ε per example, write the report
+	$(BIN)/epsilons demo
+
+test: lint types unit  ## lint, type-check and test
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+unit: setup
+	$(BIN)/pytest -m "not slow"
+
+slow: setup  ## the full-size tests
+	$(BIN)/pytest -m slow
+
+soak: setup  ## 200 times kill -9 at random moments
+	EPSILONS_KILLS=200 $(BIN)/pytest tests/training/test_resume.py -k killed
+
+mnist: setup  ## all 60,000 examples, both clippings, from the folder DATA (default .data)
+	@for clipping in max individual; do \
+	  $(BIN)/python experiments/mnist.py $(DATA) runs/mnist-$$clipping --clipping $$clipping || exit 1; done
+	$(BIN)/python experiments/mnist.py $(DATA) runs/mnist-rarely --refreshes-per-epoch 0.334 --epochs 9
+	$(BIN)/python experiments/mnist.py $(DATA) runs/mnist-followed --follow 1000 --epochs 15
+
+bench: setup  ## every figure of speed beside its peer
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean:  ## remove what the commands above made, except runs/
+	rm -rf .venv .data .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,3 @@
+from epsilons.cli import main
+
+main()

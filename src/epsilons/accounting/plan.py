@@ -1,0 +1,341 @@
+"""Plan: the public constants of one run, fixed before training and safe to publish.
+
+The plan is the one truth: sampler, step, journal and accountant all read it, so that what is done
+and what is charged can't disagree. Under Poisson sampling every example pays at every step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from epsilons.accounting.calibrate import least_noise
+from epsilons.accounting.individual import Method
+from epsilons.accounting.rdp import DEFAULT_ORDERS, rdp_epsilon, sampled_gaussian_rdp
+from epsilons.accounting.results import Kind
+from epsilons.accounting.tight import tight_epsilon
+
+Clipping = Literal["max", "individual", "none"]
+Rounding = Literal["up", "nearest"]
+Schedule = Literal["early", "uniform"]
+_ENDLESS = 2**62
+_PHASE_CONSTANTS = ("noise_multiplier", "max_grad_norm", "batch_size")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of a run with one rate, noise and bound: steps `first` to before `end`."""
+
+    first: int
+    end: int
+    batch_size: float
+    sample_rate: float
+    noise_multiplier: float
+    max_grad_norm: float
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise on the clipped sum, in units of the gradient."""
+        return self.noise_multiplier * self.max_grad_norm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything about a run that does not depend on data.
+
+    Give `batch_size` (the expected one) or `sample_rate`; `steps` or `epochs`; and, for individual
+    accounting, `refreshes_per_epoch` (γ in the paper) or `refresh_every` (K). With neither, every
+    example is charged at the clip bound. Neither steps nor epochs: a loop of unknown length, which
+    needs `refresh_every`, and `worst_case(steps=…)`. What was left out is filled in:
+
+        sample_rate = batch_size / n          steps = ⌊epochs · n / batch_size⌋
+
+    `phases` changes noise, bound or batch size at given steps:
+    `((first_step, {"noise_multiplier": …, "max_grad_norm": …, "batch_size": …}), …)`; what a phase
+    does not name is as before it.
+
+    `clipping` is `"max"` (Algorithm 1: everyone to `max_grad_norm`) or `"individual"`
+    (Algorithm 3: each example to its own threshold, a level, rounded up); or `"none"`, with
+    `noise_multiplier=0`: plain training on Poisson batches, which is not private at all.
+
+    >>> plan = Plan(n=60_000, batch_size=1024, epochs=100, noise_multiplier=2.50631,
+    ...             max_grad_norm=1.0, delta=1e-5, refreshes_per_epoch=3)
+    >>> plan.steps, round(plan.worst_case(), 4), round(plan.worst_case("rdp"), 3), plan.kind
+    (5859, 2.2064, 2.4, 'estimate')
+    """
+
+    n: int
+    noise_multiplier: float
+    max_grad_norm: float
+    delta: float
+    batch_size: float = None  # type: ignore[assignment]  # filled from sample_rate
+    sample_rate: float = None  # type: ignore[assignment]  # filled from batch_size
+    steps: int = None  # type: ignore[assignment]  # filled from epochs; None: unknown length
+    epochs: float = None  # type: ignore[assignment]  # filled from steps
+    refreshes_per_epoch: float | None = None
+    refresh_every: int | None = None
+    refresh_schedule: Schedule = "early"
+    clipping: Clipping = "max"
+    rounding: Rounding | None = None
+    levels: int = 256
+    phases: tuple[tuple[int, Mapping[str, float]], ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(isinstance(self.n, int) and self.n >= 1, "n", self.n, "a number of examples ≥ 1")
+        _check(_positive(self.max_grad_norm), "max_grad_norm", self.max_grad_norm,
+               "a finite number > 0")  # fmt: skip
+        if self.clipping == "none":
+            _check(self.noise_multiplier == 0, "noise_multiplier", self.noise_multiplier,
+                   "0 with clipping='none', since noise hides no gradient of any size")  # fmt: skip
+            _check(not self.phases, "phases", self.phases, "none with clipping='none'")
+        else:
+            _check(_positive(self.noise_multiplier), "noise_multiplier", self.noise_multiplier,
+                   "a finite number > 0; not private at all is clipping='none'")  # fmt: skip
+        _check(_positive(self.delta) and self.delta < 1, "delta", self.delta, "a number in (0, 1)")
+        _check(self.clipping in ("max", "individual", "none"), "clipping", self.clipping,
+               "'max', 'individual' or 'none'")  # fmt: skip
+        _check(self.rounding in (None, "up", "nearest"), "rounding", self.rounding,
+               "None, 'up' or 'nearest'")  # fmt: skip
+        _check(isinstance(self.levels, int) and self.levels >= 1, "levels", self.levels,
+               "a whole number ≥ 1")  # fmt: skip
+        self._fill_sampling()
+        self._fill_length()
+        self._check_refreshes()
+        self._check_phases()
+
+    def _fill_sampling(self) -> None:
+        if self.batch_size is None and self.sample_rate is None:
+            raise ValueError("a plan needs batch_size (the expected one) or sample_rate")
+        if self.sample_rate is None:
+            _check(_positive(self.batch_size), "batch_size", self.batch_size, "a number > 0")
+            if self.batch_size > self.n:
+                raise ValueError(
+                    f"batch_size={self.batch_size} exceeds n={self.n}; "
+                    "the expected batch can't be larger than the data set"
+                )
+            object.__setattr__(self, "sample_rate", self.batch_size / self.n)
+        elif self.batch_size is None:
+            if not (_positive(self.sample_rate) and self.sample_rate <= 1):
+                raise ValueError(
+                    f"sample_rate={self.sample_rate} is not a probability; expected (0, 1]. "
+                    "Did you pass a batch size? Use batch_size."
+                )
+            object.__setattr__(self, "batch_size", self.sample_rate * self.n)
+        elif self.batch_size / self.n != self.sample_rate and (
+            self.batch_size != self.sample_rate * self.n
+        ):
+            raise ValueError(
+                f"batch_size={self.batch_size} of n={self.n} is a rate of "
+                f"{self.batch_size / self.n}, not sample_rate={self.sample_rate}; give one of them"
+            )
+
+    def _fill_length(self) -> None:
+        if self.steps is None and self.epochs is None:
+            if self.refresh_every is None or self.phases:
+                raise ValueError(
+                    "a plan needs steps or epochs; for a loop of unknown length give refresh_every"
+                )
+        elif self.steps is None:
+            _check(_finite(self.epochs) and self.epochs >= 0, "epochs", self.epochs, "≥ 0")
+            object.__setattr__(self, "steps", int(self.epochs * self.n // self.batch_size))
+        elif self.epochs is None:
+            _check(isinstance(self.steps, int) and self.steps >= 0, "steps", self.steps,
+                   "a whole number ≥ 0")  # fmt: skip
+            object.__setattr__(self, "epochs", self.steps * self.sample_rate)
+        elif self.steps not in (
+            int(self.epochs * self.n // self.batch_size),
+            round(self.epochs / self.sample_rate),
+        ):
+            raise ValueError(
+                f"steps={self.steps} and epochs={self.epochs} disagree; give one of them"
+            )
+
+    def _check_refreshes(self) -> None:
+        if self.refresh_every is not None and self.refreshes_per_epoch is not None:
+            raise ValueError(
+                f"refresh_every={self.refresh_every} and "
+                f"refreshes_per_epoch={self.refreshes_per_epoch} both given; give one of them"
+            )
+        if self.refresh_every is not None:
+            _check(isinstance(self.refresh_every, int) and self.refresh_every >= 1,
+                   "refresh_every", self.refresh_every, "a whole number of steps ≥ 1")  # fmt: skip
+        if self.refreshes_per_epoch is not None:
+            _check(_positive(self.refreshes_per_epoch), "refreshes_per_epoch",
+                   self.refreshes_per_epoch, "a number > 0")  # fmt: skip
+        _check(self.refresh_schedule in ("early", "uniform"), "refresh_schedule",
+               self.refresh_schedule, "'early' or 'uniform'")  # fmt: skip
+        if self.clipping == "individual" and not self.refresh_due(0) and self.steps != 0:
+            raise ValueError(
+                "clipping='individual' takes its thresholds from refreshed norms; "
+                "give refreshes_per_epoch or refresh_every"
+            )
+
+    def _check_phases(self) -> None:
+        phases = tuple((first, dict(changes)) for first, changes in self.phases)
+        object.__setattr__(self, "phases", phases)
+        last = 0
+        for first, changes in phases:
+            _check(isinstance(first, int) and last < first, "first step of a phase", first,
+                   f"a step after {last}")  # fmt: skip
+            last = first
+            for name, value in changes.items():
+                if name not in _PHASE_CONSTANTS:
+                    raise ValueError(
+                        f"a phase can't change {name!r}; expected {', '.join(_PHASE_CONSTANTS)}"
+                    )
+                _check(_positive(value), name, value, "a finite number > 0")
+            if changes.get("batch_size", 0) > self.n:
+                raise ValueError(f"batch_size={changes['batch_size']} exceeds n={self.n}")
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise on the clipped sum, in units of the gradient."""
+        return self.noise_multiplier * self.max_grad_norm
+
+    @cached_property
+    def stretches(self) -> tuple[Phase, ...]:
+        """The phases of the run, first to last; one if `phases` is empty."""
+        now = {name: getattr(self, name) for name in _PHASE_CONSTANTS}
+        found = []
+        ends = [*(first for first, _ in self.phases), _ENDLESS if self.endless else self.steps]
+        for first, end, changes in zip(
+            [0, *ends[:-1]], ends, [{}, *(c for _, c in self.phases)], strict=True
+        ):
+            now |= changes
+            # the exact rate of the plan, even where batch_size was computed from it
+            same = now["batch_size"] == self.batch_size
+            rate = self.sample_rate if same else now["batch_size"] / self.n
+            found.append(Phase(first, max(first, end), sample_rate=rate, **now))
+        return tuple(found)
+
+    def phase(self, step: int) -> Phase:
+        """The phase that `step` belongs to."""
+        return next(phase for phase in reversed(self.stretches) if phase.first <= step)
+
+    @cached_property
+    def refresh_steps(self) -> tuple[int, ...]:
+        """Steps before which the norms of all examples are computed anew, ascending from 0.
+
+        `"uniform"` spaces m = ⌈γ · epochs⌉ refreshes evenly (the paper's); `"early"` puts them at
+        t_j = max(t_{j−1} + 1, ⌊T (j/m)²⌋), where norms move fastest.
+        """
+        if self.endless:
+            raise ValueError("a plan of unknown length has no last refresh; ask refresh_due(step)")
+        if self.refresh_every is not None:
+            return tuple(range(0, self.steps, self.refresh_every))
+        if self.refreshes_per_epoch is None or self.steps == 0:
+            return ()
+        m = min(self.steps, math.ceil(self.refreshes_per_epoch * self.epochs - 1e-9))
+        chosen = [0]
+        for j in range(1, m):
+            if self.refresh_schedule == "uniform":
+                step = j * self.steps // m
+            else:
+                step = max(chosen[-1] + 1, self.steps * j * j // (m * m))
+            chosen.append(step)
+        return tuple(chosen)
+
+    @property
+    def endless(self) -> bool:
+        """Whether the length of the run is unknown."""
+        return self.steps is None
+
+    def refresh_due(self, step: int) -> bool:
+        """Whether the norms of all examples are to be computed before `step`."""
+        if self.refresh_every is not None:
+            return step % self.refresh_every == 0
+        return step in self._refresh_set
+
+    @cached_property
+    def _refresh_set(self) -> frozenset[int]:
+        return frozenset(self.refresh_steps)
+
+    @property
+    def kind(self) -> Kind:
+        """What an individual ε of this run is worth: `exact`, `bound` or `estimate`."""
+        if self.clipping == "none":
+            return "none"
+        if self.clipping == "individual":
+            return "exact"
+        if self.refresh_every is None and self.refreshes_per_epoch is None:
+            return "bound"
+        every_step = self.refresh_every == 1 or (
+            not self.endless and len(self.refresh_steps) == self.steps
+        )
+        if every_step and self.rounding is None:
+            return "exact"
+        return "bound" if every_step and self.rounding == "up" else "estimate"
+
+    def worst_case(
+        self, method: Method = "tight", *, steps: int | None = None, delta: float | None = None
+    ) -> float:
+        """ε of an example whose norm is always `max_grad_norm`: the run's DP guarantee.
+
+        `steps` asks for the guarantee after so many steps instead of all of them.
+        """
+        if self.clipping == "none":
+            return math.inf
+        if steps is None and self.endless:
+            raise ValueError("a plan of unknown length has a worst case only after given steps")
+        taken = self.steps if steps is None else steps
+        parts = [(p, min(p.end, taken) - p.first) for p in self.stretches if p.first < taken]
+        asked = self.delta if delta is None else delta
+        noise = np.array([part.noise_multiplier for part, _ in parts])
+        rate = np.array([part.sample_rate for part, _ in parts])
+        counts = np.array([count for _, count in parts], dtype=np.int64)
+        if method == "tight":
+            return tight_epsilon(noise, counts, rate, asked) if parts else 0.0
+        rdp = counts @ sampled_gaussian_rdp(noise, rate, DEFAULT_ORDERS)
+        return float(rdp_epsilon(DEFAULT_ORDERS, rdp, asked, method))
+
+    @classmethod
+    def for_epsilon(cls, target: float, method: Method = "tight", **constants: Any) -> Self:
+        """The plan with the least noise whose worst case meets `target`, never above it.
+
+        >>> plan = Plan.for_epsilon(4.0, delta=1e-4, n=1500, batch_size=300, epochs=20,
+        ...                         max_grad_norm=1.0)
+        >>> 3.99 < plan.worst_case() <= 4.0
+        True
+        """
+        if constants.get("clipping") == "none":
+            raise ValueError("clipping='none' is not private and meets no target")
+        if "noise_multiplier" in constants:
+            raise TypeError("for_epsilon finds noise_multiplier; use Plan(...) to give it")
+        draft = cls(noise_multiplier=1.0, **constants)
+        if draft.endless:
+            raise ValueError("for_epsilon needs steps or epochs: noise depends on the length")
+        if len(draft.stretches) > 1:
+            raise ValueError(
+                "for_epsilon finds one noise for the whole run; "
+                "with phases, give noise_multiplier and look at worst_case()"
+            )
+        noise = least_noise(target, draft.delta, draft.sample_rate, draft.steps, method)
+        return dataclasses.replace(draft, noise_multiplier=noise) if noise else draft
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain values; `Plan.from_dict` takes them back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        phases = tuple((first, changes) for first, changes in fields.get("phases", ()))
+        return cls(**{**fields, "phases": phases})
+
+
+def _check(claim: bool, name: str, value: object, expected: str) -> None:
+    if not claim:
+        raise ValueError(f"{name}={value!r}; expected {expected}")
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float | np.floating | np.integer) and math.isfinite(value)
+
+
+def _positive(value: object) -> bool:
+    return _finite(value) and value > 0  # type: ignore[operator]

@@ -1,0 +1,28 @@
+"""Compiled loops that release the interpreter, spread over the cores this process may use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+
+def available() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0)) or 1
+    return os.cpu_count() or 1
+
+
+def run(part: Callable[[int, int], object], *, worthwhile: bool = True) -> None:
+    """Calls `part(k, n)` for k = 0…n−1 on n threads; on one when it is not `worthwhile`.
+
+    The parts must write to different places; their results are not kept.
+    """
+    n = available() if worthwhile else 1
+    if n == 1:
+        part(0, 1)
+        return
+    with ThreadPoolExecutor(n) as pool:
+        for done in [pool.submit(part, k, n) for k in range(n)]:
+            done.result()

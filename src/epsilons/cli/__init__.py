@@ -1,0 +1,79 @@
+"""The command line: parse, call one function, print. Results to stdout, talk to stderr.
+
+One file per verb. Verbs by reader: `plan` (nobody's data); `owner` (one person); `publish` and
+`report --public` (everyone); the others (the curator).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.metadata import version as installed_version
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from epsilons.cli.account import account
+from epsilons.cli.attack import attack
+from epsilons.cli.compare import compare
+from epsilons.cli.demo import demo
+from epsilons.cli.export import export
+from epsilons.cli.groups import groups
+from epsilons.cli.owner import owner
+from epsilons.cli.plan import plan
+from epsilons.cli.publish import publish
+from epsilons.cli.report import report
+from epsilons.cli.resume import resume
+from epsilons.cli.status import status
+from epsilons.cli.train import train
+from epsilons.cli.verify import verify
+
+app = typer.Typer(
+    help="One ε per training example: individual privacy accounting for DP-SGD.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+_VERBS = (
+    plan, train, resume, status, verify, export, account, demo,
+    report, groups, attack, compare, owner, publish,
+)  # fmt: skip
+for verb in _VERBS:
+    app.command()(verb)
+
+
+def main() -> None:
+    """Run the command line."""
+    main_of(app)
+
+
+def main_of(act: Callable[[], object]) -> None:
+    """Act; wrong input is one sentence on stderr and exit code 2, Ctrl-C is exit code 130."""
+    talk = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    try:
+        act()
+    except (ValueError, OSError) as error:
+        talk.print(f"error: {error}")
+        sys.exit(2)
+    except KeyboardInterrupt as stopped:
+        talk.print(f"{stopped}" if str(stopped) else "stopped")
+        sys.exit(130)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"epsilons {installed_version('epsilons')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None: ...

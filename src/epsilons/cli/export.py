@@ -1,0 +1,27 @@
+"""`epsilons export`: every example's ε as a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from epsilons.runs import Run
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    to: Annotated[Path, typer.Option(help="Parquet file to write.")],
+    delta: Annotated[float | None, typer.Option(help="δ of the ε's [the plan's].")] = None,
+) -> None:
+    """Id, ε and its certified bound for every training example (for the curator: private)."""
+    opened = Run.open(run)
+    epsilons = opened.epsilons(delta)
+    epsilons.to_parquet(to, ids=opened.examples.ids.tolist())
+    Console(highlight=False).print(
+        f"{to}: {len(epsilons)} examples, δ = {epsilons.delta:g}, {epsilons.method}, "
+        f"{epsilons.kind} (private: mode 0600)",
+        soft_wrap=True,
+    )

@@ -1,0 +1,40 @@
+"""`epsilons plan`: noise for a worst case, before there is any data."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from epsilons.accounting.individual import METHODS
+from epsilons.accounting.plan import Plan
+
+
+def plan(
+    n: Annotated[int, typer.Option(help="Number of training examples.")],
+    batch_size: Annotated[int, typer.Option(help="Expected batch size.")],
+    epochs: Annotated[float, typer.Option(help="Passes over the data.")],
+    epsilon: Annotated[float, typer.Option(help="Worst-case ε to meet.")],
+    delta: Annotated[float, typer.Option(help="δ of the guarantee.")],
+) -> None:
+    """The least noise that meets a worst-case ε, and what it gives (needs nobody's data)."""
+    table = Table("calibrated with", "noise multiplier", *(f"ε by {m}" for m in METHODS))
+    found = None
+    for method in METHODS:
+        found = Plan.for_epsilon(
+            epsilon,
+            method,
+            delta=delta,
+            n=n,
+            batch_size=batch_size,
+            epochs=epochs,
+            max_grad_norm=1.0,
+        )
+        worst = (f"{found.worst_case(m):.4f}" for m in METHODS)
+        table.add_row(method, f"{found.noise_multiplier:.5f}", *worst)
+    assert found is not None
+    console = Console(highlight=False)
+    console.print(f"sampling rate {found.sample_rate:.6g}, {found.steps} steps, δ = {delta:g}")
+    console.print(table)

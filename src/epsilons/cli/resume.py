@@ -1,0 +1,17 @@
+"""`epsilons resume`: go on with a run that was stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from epsilons.cli.train import print_run
+
+
+def resume(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> None:
+    """Go on with a run that was stopped; it ends as if it had not been (for the curator)."""
+    from epsilons import job
+
+    print_run(lambda: job.resume(run))

@@ -1,0 +1,35 @@
+"""How results look on a terminal."""
+
+from __future__ import annotations
+
+import numpy as np
+from rich.console import Console
+
+from epsilons.accounting.results import Epsilons
+
+_BARS = " ▏▎▍▌▋▊▉█"
+
+
+def print_epsilons(console: Console, epsilons: Epsilons) -> None:
+    """Worst case, kind, quantiles and a histogram in characters."""
+    console.print(
+        f"worst case      ε = {epsilons.worst_case:.3f} at δ = {epsilons.delta:g} "
+        f"(method {epsilons.method})",
+        f"individual ε    {epsilons.kind} for each of {len(epsilons.values)} examples, "
+        f"{epsilons.at_worst_case.mean():.1%} at the worst case",
+        "quantiles       "
+        + "  ".join(f"{q:.0%} ≤ {epsilons.quantile(q):.3f}" for q in (0.1, 0.3, 0.5, 0.7, 0.9)),
+        sep="\n",
+        soft_wrap=True,
+    )
+    console.print("\n".join(_histogram(epsilons)), soft_wrap=True)
+
+
+def _histogram(epsilons: Epsilons, bins: int = 16, width: int = 50) -> list[str]:
+    """Rows of `ε range, bar, count`."""
+    counts, edges = np.histogram(epsilons.values, bins=bins, range=(0, epsilons.worst_case))
+    eighths = np.ceil(counts / max(1, counts.max()) * width * 8).astype(int)
+    return [
+        f"  {low:5.2f}–{high:5.2f} {'█' * (bar // 8)}{_BARS[bar % 8].strip()} {count}"
+        for low, high, bar, count in zip(edges[:-1], edges[1:], eighths, counts, strict=True)
+    ]

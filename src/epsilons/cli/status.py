@@ -1,0 +1,33 @@
+"""`epsilons status`: how far a run is, and what it costs so far."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from epsilons.runs import Run
+
+
+def status(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> None:
+    """Steps, kind, worst case so far, share at the worst case, chain (for the curator)."""
+    opened = Run.open(run)
+    verified = opened.journal.verify()
+    plan, epsilons = opened.plan, verified.epsilons
+    state = "finished" if opened.finished else "going on, or stopped: epsilons resume goes on"
+    of = "" if plan.endless else f" of {plan.steps}"
+    end = "" if plan.endless else f"; at the end {plan.worst_case(epsilons.method):.3f}"  # type: ignore[arg-type]
+    sealed = ", sealed" if verified.sealed else ""
+    Console(highlight=False).print(
+        f"run             {opened.path} ({state})",
+        f"steps           {verified.steps}{of} charged",
+        f"kind            {epsilons.kind}, clipping {plan.clipping}, {plan.n} examples",
+        f"worst case      ε = {epsilons.worst_case:.3f} at δ = {epsilons.delta:g} so far{end} "
+        f"(method {epsilons.method})",
+        f"at worst case   {epsilons.at_worst_case.mean():.1%} of the examples",
+        f"chain           OK, {verified.entries} entries{sealed}",
+        sep="\n",
+        soft_wrap=True,
+    )

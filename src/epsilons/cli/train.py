@@ -1,0 +1,58 @@
+"""`epsilons train`: one settings file carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from epsilons.cli.show import print_epsilons
+from epsilons.runs import Run
+from epsilons.settings import Settings
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="Settings of the run, a flat TOML file.")],
+    out: Annotated[Path, typer.Option(help="Folder of the run, new or empty.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(help="Settings to change: key=value …", metavar="KEY=VALUE"),
+    ] = None,
+) -> None:
+    """Train as a settings file says (for the curator: the run folder has a private half).
+
+    Ctrl-C stops between two steps; `epsilons resume` goes on.
+    """
+    settings = Settings.read(config, changes or ())
+    talk = Console(stderr=True, highlight=False, soft_wrap=True)
+    if settings.seed is not None:
+        talk.print("seed: everyone can compute sampling and noise; leave it out for real data")
+    if settings.learn_encoding:
+        talk.print("learn_encoding: ranges and categories of the data are outside the guarantee")
+    if settings.max_grad_norm == "median":
+        talk.print(
+            f"max_grad_norm: a median for ε = {settings.median_epsilon:g} at "
+            f"δ = {settings.median_delta:g}, charged to the budget of publications"
+        )
+    from epsilons import job
+
+    print_run(lambda: job.train(settings, out))
+
+
+def print_run(carry_out: Callable[[], Run]) -> None:
+    """Carry a run out and print what it has come to; a stopped one says how to go on."""
+    try:
+        run = carry_out()
+    except KeyboardInterrupt as stopped:
+        said = str(stopped) or "stopped at once; the last checkpoint can be resumed"
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"{said}: epsilons resume")
+        raise typer.Exit(130) from None
+    console = Console(highlight=False)
+    if run.test is not None and run.test.correct is not None:
+        right = run.test.correct.mean()
+        console.print(f"test accuracy   {right:.1%} of {len(run.test)} held-out examples")
+    print_epsilons(console, run.epsilons())
+    console.print(f"run folder      {run.path}", soft_wrap=True)

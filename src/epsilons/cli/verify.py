@@ -1,0 +1,23 @@
+"""`epsilons verify`: has anyone changed a run's journal?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from epsilons.runs import Run
+
+
+def verify(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> None:
+    """Check the journal's chain, anchor and seal, and price it anew (for the curator).
+
+    A journal that was changed is exit code 2 and a sentence that says where.
+    """
+    found = Run.open(run).journal.verify()
+    how = "and the seal hold" if found.sealed else "hold; not sealed, since the run has not ended"
+    Console(highlight=False).print(
+        f"OK: {found.entries} entries, {found.steps} steps; chain, anchor {how}", soft_wrap=True
+    )

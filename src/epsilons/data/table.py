@@ -1,0 +1,199 @@
+"""Tables of one's own: CSV files with a header.
+
+Columns become inputs by ranges and categories that are known beforehand. Taking them from the data
+would be a release that no noise protects, so that has to be asked for.
+"""
+
+from __future__ import annotations
+
+import csv as reader
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from epsilons.data.official import sha256
+from epsilons.data.split import Data, Part, split
+from epsilons.examples import Examples
+
+Table = dict[str, NDArray[np.str_]]
+
+
+def csv(
+    file: str | os.PathLike[str],
+    *,
+    target: str,
+    test_file: str | os.PathLike[str] | None = None,
+    id: str | None = None,
+    owner: str | None = None,
+    groups: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+    categories: Mapping[str, Sequence[str]] | None = None,
+    classes: Sequence[str] = (),
+    learn_encoding: bool = False,
+    test_share: float = 0.2,
+    seed: int = 0,
+) -> Data:
+    """Rows of a CSV file with a header, as vectors with values in [0, 1].
+
+    `target` is the column to predict, one of `classes`. Columns named by `id` (default: the line
+    number) and `owner` are no inputs; neither are those in `ignore`. `groups` travel with the
+    examples, and are inputs too unless ignored. Numbers are scaled from `ranges` (lowest, highest)
+    and cut off there; texts are one-hot by `categories`, all zero for one that is not listed.
+    `learn_encoding` takes ranges, categories and classes that are not given from the data.
+    Without `test_file`, a `test_share` is held out by `seed`.
+    """
+    path = Path(file)
+    sums: dict[str, str] = {}
+    tables = [_table(path, sums)] + ([] if test_file is None else [_table(Path(test_file), sums)])
+    table = tables[0]
+    for name in (target, id, owner, *groups, *ignore, *(ranges or {}), *(categories or {})):
+        if name is not None and name not in table:
+            raise ValueError(f"{path} has no column {name!r}; it has {', '.join(table)}")
+    if len(tables) > 1 and list(tables[1]) != list(table):
+        raise ValueError(f"{test_file} has other columns than {path}: {', '.join(tables[1])}")
+    names = [name for name in table if name not in {target, id, owner, *ignore}]
+    if not learn_encoding:
+        _check_declared(path, names, ranges or {}, categories or {}, classes)
+    known = _encoding(path, table, names, ranges or {}, categories or {})
+    answers = tuple(classes) or tuple(sorted(set(table[target].tolist())))
+    parts = []
+    for where, part in zip((path, test_file), tables, strict=False):
+        columns = [_column(where, name, part[name], known[name]) for name in names]
+        y = _labels(where, target, part[target], answers)
+        examples = Examples(
+            ids=np.arange(len(y)) if id is None else part[id],
+            owners=None if owner is None else part[owner],
+            groups={name: part[name] for name in groups},
+        )
+        parts.append(Part(torch.from_numpy(np.concatenate(columns, axis=1)), y, examples))
+    return split(
+        parts[0],
+        parts[1] if len(parts) > 1 else None,
+        classes=answers,
+        checksums=sums,
+        test_share=test_share,
+        seed=seed,
+    )
+
+
+def _table(path: Path, sums: dict[str, str]) -> Table:
+    if not path.is_file():
+        raise ValueError(f"{path} is not there; expected a CSV file with a header")
+    content = path.read_bytes()
+    sums[path.name] = sha256(content)
+    try:
+        lines = reader.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
+        header = [name.strip() for name in next(lines, [])]
+        if len(set(header)) != len(header) or "" in header or not header:
+            raise ValueError(f"{path} begins {header}; expected a header of different names")
+        rows = []
+        for row in lines:
+            if row and len(row) != len(header):
+                raise ValueError(
+                    f"{path}, line {lines.line_num}: {len(row)} values under {len(header)} columns"
+                )
+            if row:
+                rows.append([value.strip() for value in row])
+    except (UnicodeDecodeError, reader.Error) as error:
+        raise ValueError(f"{path} is not a CSV file in UTF-8: {error}") from error
+    if not rows:
+        raise ValueError(f"{path} has a header and no rows")
+    return {
+        name: np.array(values) for name, values in zip(header, zip(*rows, strict=True), strict=True)
+    }
+
+
+def _check_declared(
+    path: Path,
+    names: Sequence[str],
+    ranges: Mapping[str, tuple[float, float]],
+    categories: Mapping[str, Sequence[str]],
+    classes: Sequence[str],
+) -> None:
+    undeclared = [name for name in names if name not in ranges and name not in categories]
+    if undeclared or not classes:
+        missing = [f"columns {', '.join(undeclared)}"] if undeclared else []
+        missing += ["classes"] if not classes else []
+        raise ValueError(
+            f"{path}: what values can {' and '.join(missing)} have? Give ranges = {{column = "
+            "[lowest, highest]}, categories = {column = [values]} and classes = [values] from what "
+            "is known without the data, or ignore = [columns]; learn_encoding = true takes them "
+            "from the data, which the guarantee does not cover."
+        )
+
+
+Known = tuple[float, float] | tuple[str, ...]
+
+
+def _encoding(
+    path: Path,
+    table: Table,
+    names: Sequence[str],
+    ranges: Mapping[str, tuple[float, float]],
+    categories: Mapping[str, Sequence[str]],
+) -> dict[str, Known]:
+    """For each input column its range, or its categories."""
+    known: dict[str, Known] = {}
+    for name in names:
+        if name in ranges:
+            low, high = ranges[name]
+            if not low < high:
+                raise ValueError(f"ranges: {name} = [{low}, {high}]; expected lowest < highest")
+            known[name] = (float(low), float(high))
+        elif name in categories:
+            known[name] = tuple(str(value) for value in categories[name])
+        else:
+            numbers = _numbers(table[name])
+            if numbers is None:
+                known[name] = tuple(sorted(set(table[name].tolist())))
+            else:
+                low, high = float(numbers.min()), float(numbers.max())
+                known[name] = (low, high if high > low else low + 1)
+    if not known:
+        raise ValueError(f"{path} has no column left to learn from")
+    return known
+
+
+def _column(
+    where: object, name: str, column: NDArray[np.str_], known: Known
+) -> NDArray[np.float32]:
+    """(n, 1) numbers in [0, 1], or (n, categories) zeros and ones."""
+    low = known[0] if known else ""
+    if isinstance(low, str):
+        hot: NDArray[np.bool_] = column[:, None] == np.array(known, dtype=str)
+        return hot.astype(np.float32)
+    numbers = _numbers(column)
+    if numbers is None:
+        wrong = next(v for v in column.tolist() if _numbers(np.array([v])) is None)
+        raise ValueError(f"{where}, column {name}: {wrong!r} is not a number")
+    high = float(known[1])
+    return np.clip((numbers - low) / (high - low), 0, 1).astype(np.float32)[:, None]
+
+
+def _numbers(column: NDArray[np.str_]) -> NDArray[np.float64] | None:
+    """The column as finite numbers; None if it has something else."""
+    try:
+        numbers = column.astype(np.float64)
+    except ValueError:
+        return None
+    return numbers if np.isfinite(numbers).all() else None
+
+
+def _labels(
+    where: object, target: str, column: NDArray[np.str_], classes: tuple[str, ...]
+) -> NDArray[np.int64]:
+    matches: NDArray[np.bool_] = column[:, None] == np.array(classes)
+    strange = np.flatnonzero(~matches.any(axis=1))
+    if len(strange):
+        raise ValueError(
+            f"{where}, column {target}: {str(column[strange[0]])!r} is none of the classes "
+            f"{', '.join(classes)}"
+        )
+    labels: NDArray[np.int64] = np.argmax(matches, axis=1)
+    return labels

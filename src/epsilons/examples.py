@@ -1,0 +1,90 @@
+"""Examples: what travels with the data of a run, beside the tensors themselves.
+
+Ids, owners, groups by column, and (after training) losses and correctness. All of it is private.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from epsilons.files import private_file
+
+_GROUP = "group:"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Examples:
+    """n examples: `ids` (n,), and optionally owners, groups, final losses and correctness (n,).
+
+    >>> people = Examples(ids=["a", "b"], groups={"sex": ["F", "M"]})
+    >>> people
+    <Examples n=2 groups=sex>
+    """
+
+    ids: NDArray[Any]
+    owners: NDArray[Any] | None = None
+    groups: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    losses: NDArray[np.float64] | None = None
+    correct: NDArray[np.bool_] | None = None
+
+    def __post_init__(self) -> None:
+        ids = _column("ids", self.ids, None)
+        if len(np.unique(ids)) != len(ids):
+            raise ValueError(f"ids of {len(ids)} examples repeat; every example needs its own")
+        object.__setattr__(self, "ids", ids)
+        for name in ("owners", "losses", "correct"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _column(name, getattr(self, name), len(ids)))
+        groups = {name: _column(name, column, len(ids)) for name, column in self.groups.items()}
+        object.__setattr__(self, "groups", groups)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        groups = f" groups={','.join(self.groups)}" if self.groups else ""
+        return f"<Examples n={len(self)}{groups}>"
+
+    @classmethod
+    def numbered(cls, n: int) -> Self:
+        """n examples whose ids are their positions in the data set."""
+        return cls(ids=np.arange(n))
+
+    def with_outcomes(self, losses: ArrayLike, correct: ArrayLike | None) -> Self:
+        """The same examples with their losses and correctness under the final model."""
+        return replace(self, losses=losses, correct=correct)  # type: ignore[arg-type]
+
+    def save(self, path: Path) -> None:
+        columns = {_GROUP + name: column for name, column in self.groups.items()}
+        for name in ("ids", "owners", "losses", "correct"):
+            if getattr(self, name) is not None:
+                columns[name] = getattr(self, name)
+        with private_file(path) as file:
+            np.savez(file, **columns)  # type: ignore[arg-type]
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        with np.load(path, allow_pickle=False) as stored:
+            columns = dict(stored)
+        groups = {
+            name.removeprefix(_GROUP): columns.pop(name)
+            for name in list(columns)
+            if name.startswith(_GROUP)
+        }
+        return cls(groups=groups, **columns)
+
+
+def _column(name: str, values: ArrayLike, n: int | None) -> NDArray[Any]:
+    column = np.asarray(values)
+    if column.dtype == object:
+        column = column.astype(str)
+    if column.ndim != 1 or (n is not None and len(column) != n):
+        expected = "one value per example" if n is None else f"one value for each of {n} examples"
+        raise ValueError(f"{name} has shape {column.shape}; expected {expected}")
+    return column

@@ -1,0 +1,59 @@
+"""Files that are written whole or not at all, for their owner alone or for everyone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import IO
+
+
+def private_file(path: Path) -> AbstractContextManager[IO[bytes]]:
+    """A new file of mode 0600 that takes its name only once it is complete and on disk."""
+    return _whole_file(path, 0o600)
+
+
+def public_file(path: Path) -> AbstractContextManager[IO[bytes]]:
+    """The same, of mode 0644."""
+    return _whole_file(path, 0o644)
+
+
+def private_folder(path: Path) -> Path:
+    """The folder, made with mode 0700 if it is not there."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def destroy(path: Path) -> None:
+    """Overwrite the file and remove it. Best effort: a file system may keep old blocks."""
+    if path.exists():
+        with path.open("r+b") as file:
+            file.write(bytes(path.stat().st_size))
+            file.flush()
+            os.fsync(file.fileno())
+        path.unlink()
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _whole_file(path: Path, mode: int) -> Iterator[IO[bytes]]:
+    draft = path.with_name(f".{path.name}.draft")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+        sync(path.parent)  # the new name is on disk too
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Individual accounting for training loops that are not ours: Opacus, Lightning, Hugging Face."""

@@ -1,0 +1,100 @@
+"""Accounted: what a step of someone else's loop must do for the journal, before it is taken."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils.data import Dataset, default_collate
+
+from epsilons.accounting.plan import Plan
+from epsilons.accounting.results import Epsilons
+from epsilons.examples import Examples
+from epsilons.files import private_file
+from epsilons.runs import Run
+from epsilons.training import check_model, gradient_norms
+from epsilons.training.noise import rounding_charge
+from epsilons.training.norms import NORM_ERROR, LossFn, trainable
+
+CANARIES = 3
+Collate = Callable[[list[Any]], Any]
+
+
+class Accounted:
+    """A run that another loop carries out: `.run`, `.epsilons()`, and `.close()` at the end.
+
+    `resting` is entered around every pass over the data: whatever hangs on the model rests there.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        dataset: Dataset[Any],
+        plan: Plan,
+        *,
+        out: str | os.PathLike[str],
+        examples: Examples | None = None,
+        batch_size: int = 256,
+        collate_fn: Collate = default_collate,
+        resting: Callable[[], AbstractContextManager[None]] = nullcontext,
+        on_grid: bool = False,
+    ) -> None:
+        n = len(dataset)  # type: ignore[arg-type]
+        first = collate_fn([dataset[k] for k in range(min(n, CANARIES))])
+        with resting():
+            learned = check_model(model, loss_fn, first)
+        self.random_loss = bool(learned.random_loss)
+        names = Examples.numbered(n) if examples is None else examples
+        self.run = Run.create(out, plan, names, random_loss=self.random_loss)
+        self._model, self._loss_fn, self._dataset = model, loss_fn, dataset
+        self._batch_size, self._collate, self._resting = batch_size, collate_fn, resting
+        size = sum(p.numel() for p in trainable(model).values())
+        self._margin = rounding_charge(plan.noise_std, size) if on_grid else 0.0
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Accounted {self.run}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def before_step(self) -> NDArray[np.float64] | None:
+        """Record what is due and charge the next step; the norms (n,) if they were computed."""
+        journal = self.run.journal
+        step = journal.steps_charged
+        norms = None
+        if journal.plan.refresh_due(step):
+            with self._resting():
+                norms = gradient_norms(
+                    self._model,
+                    self._loss_fn,
+                    self._dataset,
+                    batch_size=self._batch_size,
+                    collate_fn=self._collate,
+                    seed=step,
+                )
+            journal.record(step, norms * (1 + NORM_ERROR) + self._margin)
+        journal.charge(step)
+        return norms
+
+    def epsilons(self, delta: float | None = None) -> Epsilons:
+        """ε of every example for the steps taken so far, in data set order."""
+        return self.run.epsilons(delta)
+
+    def close(self) -> None:
+        """End the run: its weights are saved, its journal is sealed. Again: nothing happens."""
+        if not self._closed:
+            with private_file(self.run.model_file) as file:
+                torch.save(self._model.state_dict(), file)
+            self.run.journal.seal()
+            self._closed = True

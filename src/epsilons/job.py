@@ -1,0 +1,316 @@
+"""Jobs: where data, models and training meet.
+
+`train(settings, out)` carries out one settings file, `resume(run)` goes on with what it left.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import math
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import nn
+
+from epsilons import data as readers
+from epsilons.accounting.plan import Plan
+from epsilons.data import Data, digits, fewer
+from epsilons.files import private_file, public_file
+from epsilons.models import network
+from epsilons.release import Budget, ClipBound, release_median_norm
+from epsilons.runs import Run
+from epsilons.settings import Settings
+from epsilons.training import check_model, correct_class, fit, gradient_norms, supervised
+from epsilons.training.sampling import batch_of
+
+DEMO_EPSILON = 4.0
+DEMO_DELTA = 1e-4
+DEMO_SEED = 7
+
+_READERS: dict[str, Callable[..., Data]] = {
+    "mnist": readers.mnist,
+    "cifar10": readers.cifar10,
+    "adult": readers.adult,
+    "utkface": readers.utkface,
+    "images": readers.image_folder,
+    "csv": readers.csv,
+    "npz": readers.npz,
+}
+_PATHS = ("path", "test_file")
+_PYTHON = "python:"
+_CANARIES = 3
+_PASS_BATCH = 256
+_LOSSES = {
+    "cross_entropy": nn.CrossEntropyLoss(reduction="none"),
+    "hinge": nn.MultiMarginLoss(reduction="none"),
+}
+
+
+def train(settings: Settings, out: str | os.PathLike[str]) -> Run:
+    """Train as the settings say and leave a run folder at `out`.
+
+    Beside what `fit` leaves: `public/settings.json` (settings and versions, without the paths)
+    and `private/data.json` (paths, checksums of the files, number of files skipped). With
+    `max_grad_norm = "median"` the clip bound is a private median of the norms at initialisation,
+    charged to the run's budget of publications beside the worst case.
+    """
+    out = Path(out)
+    if (out / "private" / "journal.sqlite").exists():
+        raise ValueError(
+            f"{out} holds a run already; `epsilons resume {out}` goes on with it if it was stopped"
+        )
+    base = Path.cwd()
+    data = load(settings, base)
+    model = _network(settings, data, base)
+    batch = batch_of(data.train, torch.arange(min(len(data.examples), _CANARIES)))
+    learned = check_model(model, _loss(settings), batch)
+    bound = _median_norm(settings, model, data) if settings.max_grad_norm == "median" else None
+    run = Run.create(
+        out,
+        settings.plan(len(data.examples), None if bound is None else bound.value),
+        data.examples,
+        random_loss=bool(learned.random_loss),
+        seed=settings.seed,
+    )
+    if bound is not None:
+        with Budget.of_run(run.path) as budget:
+            bound.charge(budget)
+    _store(run, settings, data, base)
+    return _carried_out(run, settings, data, model)
+
+
+def resume(path: str | os.PathLike[str]) -> Run:
+    """Go on with a run that was stopped: the same result as if it had not been."""
+    path = Path(path)
+    run = Run.open(path)
+    if run.finished:
+        raise ValueError(f"{path} is finished; there is nothing to resume")
+    settings, stored = _stored(run)
+    base = Path(stored["base"])
+    data = load(settings, base)
+    for name, checksum in stored["checksums"].items():
+        if data.checksums.get(name) != checksum:
+            raise ValueError(f"{name} has changed since {path} began; a run keeps its data")
+    return _carried_out(run, settings, data, _network(settings, data, base))
+
+
+def load(settings: Settings, base: Path) -> Data:
+    """The data set that the settings name; paths and Python modules are looked up from `base`."""
+    name, options = settings.data, settings.data_options()
+    for key in _PATHS:
+        if (given := getattr(settings, key)) is not None:
+            options[key] = base / _expanded(given)
+    where = options.pop("path", None)
+    if name.startswith(_PYTHON):
+        found = _called(name, base, *([] if where is None else [where]), **options)
+        if not isinstance(found, Data):
+            raise ValueError(f"{name} returned {type(found).__name__}; expected epsilons.data.Data")
+    elif name == "digits":
+        if where is not None:
+            raise ValueError("data = 'digits' is embedded; leave path out")
+        found = digits(**_suitable(name, digits, options))
+    elif name in _READERS:
+        if where is None:
+            raise ValueError(f"data = {name!r} needs path, the file or folder that holds it")
+        found = _READERS[name](where, **_suitable(name, _READERS[name], options))
+    else:
+        raise ValueError(
+            f"data = {name!r} is not known; expected digits, {', '.join(_READERS)} "
+            "or python:module:function"
+        )
+    return found if settings.take is None else fewer(found, settings.take, options.get("seed", 0))
+
+
+def demo(out: str | os.PathLike[str]) -> Run:
+    """Train a small network on the digits privately, with ε for every example.
+
+    Sampling and noise are seeded, so that everyone sees the same figures.
+    """
+    data = digits()
+    plan = Plan.for_epsilon(
+        DEMO_EPSILON,
+        delta=DEMO_DELTA,
+        n=len(data.examples),
+        batch_size=512,
+        epochs=40,
+        max_grad_norm=1.0,
+        refreshes_per_epoch=1,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(DEMO_SEED)
+        model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+    return fit(
+        model,
+        torch.optim.SGD(model.parameters(), lr=4.0),
+        supervised(nn.CrossEntropyLoss(reduction="none")),
+        data.train,
+        plan,
+        out=out,
+        examples=data.examples,
+        test=data.test,
+        test_examples=data.test_examples,
+        correct_fn=correct_class,
+        seed=DEMO_SEED,
+    )
+
+
+def _carried_out(run: Run, settings: Settings, data: Data, model: nn.Module) -> Run:
+    optimizer = _optimizer(settings, model)
+    scheduler = None
+    if settings.lr_schedule == "cosine":
+        steps = max(1, run.plan.steps)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * min(step, steps) / steps))
+        )
+    run.journal.close()
+    return fit(
+        model,
+        optimizer,
+        _loss(settings),
+        data.train,
+        run.plan,
+        out=run.path,
+        examples=data.examples,
+        test=data.test,
+        test_examples=data.test_examples,
+        correct_fn=correct_class,
+        scheduler=scheduler,
+        seed=settings.seed,
+        device=settings.device,
+        micro_batch=settings.micro_batch,
+        follow=settings.follow,
+        evaluate_every=settings.evaluate_every,
+        max_epsilon=settings.max_epsilon,
+        resume=True,
+    )
+
+
+def _network(settings: Settings, data: Data, base: Path) -> nn.Module:
+    """The model for the data, initialised by the seed if there is one."""
+    shape, classes = tuple(data.train[0][0].shape), len(data.classes)
+    with torch.random.fork_rng():
+        if settings.seed is None:
+            torch.seed()
+        else:
+            torch.manual_seed(settings.seed)
+        if not settings.model.startswith(_PYTHON):
+            return network(settings.model, shape, classes, hidden=settings.hidden)
+        found = _called(settings.model, base, shape, classes)
+    if not isinstance(found, nn.Module):
+        raise ValueError(f"{settings.model} returned {type(found).__name__}; expected a Module")
+    return found
+
+
+def _median_norm(settings: Settings, model: nn.Module, data: Data) -> ClipBound:
+    """The private median of the norms at initialisation, to be charged to the run's budget.
+
+    Asked of a budget like the run's first, so that nothing is drawn that the run can't pay.
+    """
+    norms = gradient_norms(model, _loss(settings), data.train, batch_size=_PASS_BATCH)
+    with TemporaryDirectory() as place, Budget(Path(place) / "budget.sqlite") as trial:
+        return release_median_norm(
+            norms, epsilon=settings.median_epsilon, delta=settings.median_delta, budget=trial
+        )
+
+
+def _optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimizer:
+    options: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    if settings.optimizer == "sgd":
+        momentum = 0.0 if settings.momentum is None else settings.momentum
+        return torch.optim.SGD(model.parameters(), momentum=momentum, **options)
+    if settings.momentum is not None:
+        raise ValueError(f"momentum goes with optimizer = 'sgd', not {settings.optimizer!r}")
+    kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
+    return kind(model.parameters(), **options)
+
+
+def _loss(settings: Settings) -> Callable[[nn.Module, Any], torch.Tensor]:
+    return supervised(_LOSSES[settings.loss])
+
+
+def _suitable(
+    name: str, reader: Callable[..., Data], options: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The options, if the reader takes all of them and nothing it needs is missing."""
+    takes = inspect.signature(reader).parameters
+    for key in options:
+        if key not in takes:
+            shown = "data_seed" if key == "seed" else key
+            raise ValueError(f"{shown} does not go with data = {name!r}")
+    for key, parameter in takes.items():
+        named = parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        if named and parameter.default is inspect.Parameter.empty and key not in options:
+            raise ValueError(f"data = {name!r} needs {key}")
+    return options
+
+
+def _expanded(path: str) -> str:
+    """The path with ~ and variables of the environment put in."""
+    found = os.path.expandvars(os.path.expanduser(path))
+    if "$" in found:
+        raise ValueError(f"{path}: the environment has no variable of that name; set it first")
+    return found
+
+
+def _called(name: str, base: Path, *arguments: Any, **options: Any) -> Any:
+    """What `python:module:function` gives."""
+    module, colon, function = name.removeprefix(_PYTHON).partition(":")
+    if not colon or not module or not function:
+        raise ValueError(f"{name!r} is not of the form python:module:function")
+    with _found_from(base):
+        try:
+            call = getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"{name}: {error}; modules are looked up from {base}") from error
+        return call(*arguments, **options)
+
+
+@contextmanager
+def _found_from(base: Path) -> Iterator[None]:
+    before = list(sys.path)
+    sys.path.insert(0, str(base))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _store(run: Run, settings: Settings, data: Data, base: Path) -> None:
+    kept = settings.model_dump(mode="json")
+    paths = {key: kept.pop(key) for key in _PATHS}
+    with private_file(run.path / "private" / "data.json") as file:
+        facts = {"base": str(base), "paths": paths, "skipped": data.skipped}
+        file.write(_json({**facts, "checksums": dict(data.checksums)}))
+    with public_file(run.path / "public" / "settings.json") as file:
+        packages = ("epsilons", "torch", "numpy", "scipy", "numba")
+        versions = {"python": platform.python_version(), **{p: version(p) for p in packages}}
+        file.write(_json({"settings": kept, "versions": versions, "machine": platform.machine()}))
+
+
+def _stored(run: Run) -> tuple[Settings, dict[str, Any]]:
+    try:
+        public = json.loads((run.path / "public" / "settings.json").read_text(encoding="utf-8"))
+        stored = json.loads((run.path / "private" / "data.json").read_text(encoding="utf-8"))
+        settings = Settings.of({**public["settings"], **stored["paths"]})
+    except FileNotFoundError:
+        raise ValueError(
+            f"{run.path} has no settings: it was not made by `epsilons train`, or was stopped "
+            "before its first step; train it anew in another folder"
+        ) from None
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{run.path} has damaged settings: {error}") from error
+    return settings, stored
+
+
+def _json(facts: Mapping[str, Any]) -> bytes:
+    return json.dumps(facts, indent=2, ensure_ascii=False).encode() + b"\n"

@@ -1,0 +1,421 @@
+"""Journal: the facts of a run that privacy is priced from.
+
+It records norms and charges steps; what they cost is computed afterwards by `accounting`, so that
+another δ, another method or another conversion needs no retraining. One SQLite file, append-only,
+hash-chained (see `chain`): `verify` finds any change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from epsilons.accounting.individual import Method, epsilons_from_blocks, individual_epsilons
+from epsilons.accounting.plan import Phase, Plan
+from epsilons.accounting.results import Epsilons
+from epsilons.chain import SALT_BYTES, Chain, Entry
+from epsilons.held import Events, Rows, durations, extra_rows, with_events
+
+SomeKind = Literal["sampled", "followed"]
+
+
+class Verified(NamedTuple):
+    """What `verify` found to hold."""
+
+    entries: int
+    steps: int
+    sealed: bool
+    epsilons: Epsilons
+
+
+class Journal:
+    """The append-only record of one run.
+
+    Algorithm 2 in facts: `record` says which norms hold from a step on, `charge` says which steps
+    are taken. Steps charged before the first record are priced at the clip bound.
+    """
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+        opening = chain.last("open")
+        if opening is None:
+            raise ValueError("the first entry is missing")
+        self.plan = Plan.from_dict(opening.facts["plan"])
+        self.random_loss: bool = opening.facts["random_loss"]
+        self.ids: NDArray[Any] = np.frombuffer(
+            chain.indices(opening.number), dtype=np.dtype(opening.facts["id_type"])
+        )
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        plan: Plan,
+        ids: ArrayLike | None = None,
+        *,
+        random_loss: bool = False,
+        anchor: Path | None = None,
+        salt: bytes | None = None,
+    ) -> Self:
+        """A new journal, mode 0600. `ids` (n,) name the examples in data set order.
+
+        `random_loss`: the loss draws (dropout, augmentation), so that norms of a refresh are not
+        quite those of the step. `anchor`: where the head of the chain is published. `salt`: for
+        reproducible runs; by default it is random.
+        """
+        names = np.arange(plan.n) if ids is None else np.asarray(ids)
+        if names.shape != (plan.n,) or names.dtype == object:
+            raise ValueError(
+                f"ids have shape {names.shape} and type {names.dtype}; "
+                f"expected {plan.n} numbers or strings, one per example of the plan"
+            )
+        opening = {
+            "plan": plan.to_dict(),
+            "id_type": names.dtype.str,
+            "random_loss": random_loss,
+            "salt": (os.urandom(SALT_BYTES) if salt is None else salt).hex(),
+        }
+        return cls(Chain.create(Path(path), anchor, "open", opening, names.tobytes()))
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, anchor: Path | None = None) -> Self:
+        """The journal at `path`, for reading or for going on; a sealed one for reading only."""
+        path = Path(path)
+        if not path.is_file():
+            raise ValueError(f"{path} is not there; expected the journal of a run")
+        try:
+            return cls(Chain(path, anchor))
+        except (sqlite3.DatabaseError, TypeError, ValueError, KeyError) as error:
+            raise ValueError(f"{path} is not a journal: {error}") from error
+
+    @property
+    def path(self) -> Path:
+        return self._chain.path
+
+    def close(self) -> None:
+        self._chain.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def record(self, step: int, norms: ArrayLike, indices: ArrayLike | None = None) -> None:
+        """Gradient norms that hold from `step` on.
+
+        Without `indices`: of all examples (n,), before the step is charged, until the next such
+        record. With `indices`: of examples that were drawn at `step`, which is charged, until
+        their next record; see `record_sampled`. A norm that is not a number is priced at the clip
+        bound. Recording the same again changes nothing.
+        """
+        if indices is not None:
+            self.record_some("sampled", step, [np.asarray(indices)], [np.asarray(norms)])
+            return
+        row = _checked_norms(norms, self.plan.n).tobytes()
+        last = self._latest("refresh")
+        again = last is not None and last.facts["step"] == step
+        if last is not None and again and self._chain.norms(last.number) == row:
+            return
+        if again or step != self.steps_charged:
+            raise ValueError(
+                f"norms of step {step} can't be recorded with {self.steps_charged} steps charged: "
+                "norms of all examples are recorded once, before their step is charged"
+            )
+        facts = {"step": step, **_constants(self.plan.phase(step))}
+        self._chain.append("refresh", facts, b"", row)
+
+    def record_some(
+        self,
+        kind: SomeKind,
+        first: int,
+        indices: Sequence[NDArray[Any]],
+        norms: Sequence[NDArray[Any]],
+    ) -> None:
+        """Norms of some examples at steps `first`, `first` + 1, … which are charged.
+
+        `"sampled"`: of the examples that each step drew; they hold until the example's next
+        record. Under individual clipping they are refused: a threshold must not depend on who
+        was drawn. `"followed"`: of a fixed choice of examples at every step; they change no price.
+        """
+        if kind == "sampled" and self.plan.clipping == "individual":
+            raise ValueError(
+                "norms of sampled examples depend on the secret sampling; "
+                "under individual clipping only norms of all examples are recorded"
+            )
+        which = [np.asarray(i, dtype="<i8") for i in indices]
+        rows = [_checked_norms(z, len(i)) for i, z in zip(which, norms, strict=True)]
+        if any(len(i) and not (i.min() >= 0 and i.max() < self.plan.n) for i in which):
+            raise ValueError(f"an index is outside the {self.plan.n} examples of the plan")
+        facts = {"first": first, "counts": [len(i) for i in which]}
+        blobs = np.concatenate(which).tobytes(), np.concatenate(rows).tobytes()
+        last = self._latest(kind)
+        if last is not None and last.facts["first"] == first:
+            stored = self._chain.indices(last.number), self._chain.norms(last.number)
+            if (last.facts, stored) == (facts, blobs):
+                return
+            raise ValueError(f"norms of {kind} examples at step {first} are recorded already")
+        if first + len(which) > self.steps_charged:
+            raise ValueError(f"not all steps from {first} on are charged; charge them first")
+        self._chain.append(kind, facts, *blobs)
+
+    def charge(self, first: int, last: int | None = None) -> None:
+        """Steps `first` to `last`, both included: every example pays for each of them.
+
+        To be called before anyone can see what the steps release. Charging the latest range again
+        changes nothing; no step can be skipped, nor paid twice except after `restart`.
+        """
+        last = first if last is None else last
+        latest = self._latest("charge")
+        if latest is not None and (latest.facts["first"], latest.facts["last"]) == (first, last):
+            return
+        if first != self.steps_charged or last < first:
+            raise ValueError(
+                f"steps {first} to {last} don't follow the {self.steps_charged} charged so far"
+            )
+        if not self.plan.endless and last >= self.plan.steps:
+            raise ValueError(f"step {last} is beyond the plan's {self.plan.steps} steps")
+        if self.plan.phase(first) != self.plan.phase(last):
+            raise ValueError(f"steps {first} to {last} are of two phases; charge them apart")
+        if any(self.plan.refresh_due(step) for step in range(first + 1, last + 1)):
+            raise ValueError(f"steps {first} to {last} cross a refresh; charge them apart")
+        facts = {"first": first, "last": last, **_constants(self.plan.phase(first))}
+        self._chain.append("charge", facts, b"", b"")
+
+    def restart(self, step: int) -> None:
+        """Go back to `step`: what is charged from here on is paid again, by everyone."""
+        if not 0 <= step <= self.steps_charged:
+            raise ValueError(f"can't go back to step {step} of {self.steps_charged}")
+        self._chain.append("restart", {"step": step}, b"", b"")
+
+    def seal(self) -> None:
+        """End the journal: nothing can be added, and any byte changed from now on is found."""
+        self._chain.seal()
+
+    @property
+    def steps_charged(self) -> int:
+        """How far the run has come: the first step that is not charged."""
+        last = self._chain.last("charge", "restart")
+        if last is None:
+            return 0
+        return int(last.facts["step"] if last.kind == "restart" else last.facts["last"] + 1)
+
+    @property
+    def refreshes(self) -> tuple[int, ...]:
+        """The steps at which the norms of all examples were recorded."""
+        return tuple(entry.facts["step"] for entry in self._chain.entries("refresh"))
+
+    def refreshes_now(self) -> tuple[int, ...]:
+        """The same for the course that the run is on: without what restarts went back before."""
+        return tuple(entry.facts["step"] for entry in self._current_refreshes())
+
+    @property
+    def restarts(self) -> int:
+        """How often the run went back."""
+        return sum(1 for _ in self._chain.entries("restart"))
+
+    def recorded_now(self, kind: SomeKind, first: int) -> bool:
+        """Whether norms of some examples from `first` on are recorded since the last restart."""
+        latest = self._latest(kind)
+        return latest is not None and latest.facts["first"] >= first
+
+    def norms(self, step: int) -> NDArray[np.float64]:
+        """The norms (n,) of all examples recorded at `step`, the latest if there are several."""
+        found = [e for e in self._chain.entries("refresh") if e.facts["step"] == step]
+        if not found:
+            raise ValueError(f"no norms were recorded at step {step}")
+        return np.frombuffer(self._chain.norms(found[-1].number), dtype="<f8")
+
+    def histories(
+        self, chunk: int = 4096, *, sampled: bool = True
+    ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
+        """Blocks (norms (rows, m), steps (rows,) or (rows, m)) of `chunk` examples, in order.
+
+        A row's norms held for its number of steps. Memory is bounded by the chunk. Without
+        `sampled`, norms of sampled examples are left out.
+        """
+        rows = self._rows()
+        places = self._places(rows, sampled)
+        for first in range(0, self.plan.n, chunk):
+            m = min(chunk, self.plan.n - first)
+            norms = np.empty((len(rows.entry), m))
+            for row, number in enumerate(rows.entry):
+                norms[row] = self._part(number, rows.bound[row], first, m)
+            if places[-1]:
+                yield with_events(rows, norms, self._events(rows, first, m), places)
+            else:
+                yield norms, durations(rows)
+
+    def epsilons(
+        self, delta: float | None = None, method: Method = "tight", *, sampled: bool = True
+    ) -> Epsilons:
+        """ε of every example for the steps charged so far, in data set order."""
+        rows = self._rows()
+        numbers = np.arange(len(rows.entry))
+        row = np.append(numbers, np.repeat(numbers, np.diff(self._places(rows, sampled))))
+        priced = epsilons_from_blocks(
+            self.histories(sampled=sampled),
+            sample_rate=rows.sample_rate[row],
+            noise_std=rows.noise_std[row],
+            max_grad_norm=rows.bound[row],
+            delta=self.plan.delta if delta is None else delta,
+            method=method,
+            levels=self.plan.levels,
+            rounding=self.plan.rounding,
+            clipping=self.plan.clipping,
+        )
+        drawn = self.random_loss and self.plan.clipping == "max" and self.plan.kind == "exact"
+        return dataclasses.replace(priced, kind="estimate" if drawn else self.plan.kind)
+
+    def followed(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Indices (m,) and norms (charged steps, m) of the followed examples.
+
+        A step that was charged but has no norms is at the clip bound.
+        """
+        rows = self._rows()
+        parts = [(self._some(entry), shift) for entry, shift in self._on_clock("followed")]
+        if not parts:
+            raise ValueError("no examples were followed in this run")
+        chosen = np.unique(np.concatenate([indices for (_, indices, _), _ in parts]))
+        table = np.repeat(np.repeat(rows.bound, durations(rows))[:, None], len(chosen), axis=1)
+        for (steps, indices, norms), shift in parts:
+            table[steps + shift, np.searchsorted(chosen, indices)] = norms
+        return chosen, table
+
+    def followed_epsilons(self, delta: float | None = None, method: Method = "tight") -> Epsilons:
+        """ε of the followed examples from their norms at every step, in `followed`'s order."""
+        rows = self._rows()
+        row = np.repeat(np.arange(len(rows.entry)), durations(rows))
+        _, norms = self.followed()
+        return individual_epsilons(
+            norms,
+            np.ones(len(norms), dtype=np.int64),
+            sample_rate=rows.sample_rate[row],
+            noise_std=rows.noise_std[row],
+            max_grad_norm=rows.bound[row],
+            delta=self.plan.delta if delta is None else delta,
+            method=method,
+            levels=self.plan.levels,
+            rounding=self.plan.rounding,
+        )
+
+    def verify(self) -> Verified:
+        """Check the chain, its anchor and its seal, and price the rows anew; or ValueError."""
+        try:
+            entries, sealed = self._chain.verify()
+            return Verified(entries, self.steps_charged, sealed, self.epsilons())
+        except (sqlite3.DatabaseError, TypeError, KeyError) as error:
+            raise ValueError(f"{self.path} was damaged: {error}") from error
+
+    def _latest(self, kind: str) -> Entry | None:
+        """The last entry of a kind, unless the run was restarted since."""
+        last, restart = self._chain.last(kind), self._chain.last("restart")
+        return last if last and (restart is None or restart.number < last.number) else None
+
+    def _current_refreshes(self) -> list[Entry]:
+        current: list[Entry] = []
+        for entry in self._chain.entries("refresh", "restart"):
+            if entry.kind == "refresh":
+                current.append(entry)
+            else:
+                current = [e for e in current if e.facts["step"] <= entry.facts["step"]]
+        return current
+
+    def _rows(self) -> Rows:
+        """The records of all examples on the clock of charges, restarts taken into account."""
+        found: list[tuple[int | None, int, dict[str, float]]] = []
+        held: list[Entry] = []
+        tick, fresh = 0, True
+        for entry in self._chain.entries("refresh", "charge", "restart"):
+            if entry.kind == "charge":
+                constants = {k: entry.facts[k] for k in ("sample_rate", "noise_std", "bound")}
+                if fresh or constants != found[-1][2]:
+                    found.append((held[-1].number if held else None, tick, constants))
+                tick += entry.facts["last"] + 1 - entry.facts["first"]
+                fresh = False
+            elif entry.kind == "refresh":
+                held.append(entry)
+                fresh = True
+            else:
+                held = [e for e in held if e.facts["step"] <= entry.facts["step"]]
+                fresh = True
+        if not found:
+            found.append((None, 0, _constants(self.plan.phase(0))))
+        return Rows(
+            entry=tuple(number for number, _, _ in found),
+            start=np.array([start for _, start, _ in found], dtype=np.int64),
+            sample_rate=np.array([c["sample_rate"] for _, _, c in found]),
+            noise_std=np.array([c["noise_std"] for _, _, c in found]),
+            bound=np.array([c["bound"] for _, _, c in found]),
+            ticks=tick,
+        )
+
+    def _part(self, number: int | None, bound: float, first: int, m: int) -> NDArray[np.float64]:
+        if number is None:
+            return np.full(m, bound)
+        return np.frombuffer(self._chain.part_of_norms(number, 8 * first, 8 * m), dtype="<f8")
+
+    def _some(
+        self, entry: Entry
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+        """Steps, indices and norms of one entry of single examples."""
+        counts = entry.facts["counts"]
+        steps = np.repeat(entry.facts["first"] + np.arange(len(counts)), counts)
+        indices = np.frombuffer(self._chain.indices(entry.number), dtype="<i8")
+        return steps, indices, np.frombuffer(self._chain.norms(entry.number), dtype="<f8")
+
+    def _events(self, rows: Rows, first: int, m: int) -> Events:
+        """Norms of sampled examples among the m from `first` on, counted from 0."""
+        index, tick, norm = [], [], []
+        for entry, shift in self._on_clock("sampled"):
+            steps, indices, norms = self._some(entry)
+            here = (indices >= first) & (indices < first + m)
+            index.append(indices[here] - first)
+            tick.append(steps[here] + shift)
+            norm.append(norms[here])
+        if not index:
+            return Events(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
+        return Events.sorted(np.concatenate(index), np.concatenate(tick), np.concatenate(norm))
+
+    def _on_clock(self, kind: str) -> Iterator[tuple[Entry, int]]:
+        """Entries of single examples, each with what to add to a step to get its tick."""
+        tick, shift = 0, 0
+        for entry in self._chain.entries("charge", kind):
+            if entry.kind == "charge":
+                shift = tick - entry.facts["first"]
+                tick += entry.facts["last"] + 1 - entry.facts["first"]
+            else:
+                yield entry, shift
+
+    def _places(self, rows: Rows, sampled: bool, chunk: int = 65_536) -> NDArray[np.int64]:
+        """(rows + 1,): where the extra rows of sampled norms begin for each record."""
+        most = np.zeros(len(rows.entry), dtype=np.int64)
+        if sampled and self._chain.last("sampled") is not None:
+            for first in range(0, self.plan.n, chunk):
+                m = min(chunk, self.plan.n - first)
+                most = np.maximum(most, extra_rows(rows, self._events(rows, first, m)))
+        return np.append(0, np.cumsum(most))
+
+
+def _checked_norms(norms: ArrayLike, n: int) -> NDArray[np.float64]:
+    row = np.ascontiguousarray(norms, dtype="<f8")
+    if row.shape != (n,):
+        raise ValueError(f"norms have shape {row.shape}; expected ({n},)")
+    if (row < 0).any():
+        raise ValueError("a norm is negative; expected norms ≥ 0")
+    return row
+
+
+def _constants(phase: Phase) -> dict[str, float]:
+    return {
+        "sample_rate": phase.sample_rate,
+        "noise_std": phase.noise_std,
+        "bound": phase.max_grad_norm,
+    }

@@ -1,0 +1,36 @@
+"""What leaves the curator's hands: to the owner, and to everyone; and the budget that guards it."""
+
+from epsilons.release.budget import Budget, Cost, Limit, OverBudget
+from epsilons.release.clip_bound import ClipBound, release_median_norm
+from epsilons.release.ledger import total_epsilon, write_ledger
+from epsilons.release.owner import Statement, owner_statement
+from epsilons.release.quantiles import Estimate
+from epsilons.release.statistics import (
+    Publication,
+    Statistics,
+    publish,
+    release_mean,
+    release_quantiles,
+)
+from epsilons.release.wording import statement_html, statement_text
+
+__all__ = [
+    "Budget",
+    "ClipBound",
+    "Cost",
+    "Estimate",
+    "Limit",
+    "OverBudget",
+    "Publication",
+    "Statement",
+    "Statistics",
+    "owner_statement",
+    "publish",
+    "release_mean",
+    "release_median_norm",
+    "release_quantiles",
+    "statement_html",
+    "statement_text",
+    "total_epsilon",
+    "write_ledger",
+]

@@ -1,0 +1,201 @@
+"""What one owner is told about their own records.
+
+The guarantee is the worst case. An individual ε is a statement about the models observed, and
+telling it to its owner costs no other record anything, since it is a function of that owner's
+record and of models that count as released (paper, Theorem 3.2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epsilons.release.budget import Spent
+from epsilons.release.composition import (
+    LEAST_DELTA,
+    Profile,
+    composed_epsilon,
+    deltas_around,
+)
+from epsilons.runs import Run
+
+FALSE_ALARMS = 0.01
+# How far the ε's that weigh on a record's δ may grow as the δ's fall, for the choice of δ's.
+_MARGIN = 2.0
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record: ε along the observed training, alone and with everything let out since."""
+
+    id: str
+    training_epsilon: float
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Statement:
+    """An owner's statement; `wording` says it in words.
+
+    `worst_case` and `individual`: ε of all the owner's records together at `delta`, composed with
+    the clip bound and all publications up to `date`; for one record, that record's.
+    """
+
+    owner: str
+    date: str
+    steps: int
+    planned_steps: int | None
+    delta: float
+    kind: str
+    method: str
+    releases: int
+    seeded: bool
+    training_worst_case: float
+    worst_case: float
+    individual: float
+    records: tuple[Record, ...]
+
+    @property
+    def guarantee(self) -> float:
+        """The most that a detector with 1 % false alarms finds, for certain."""
+        return detection(self.worst_case, self.delta)
+
+    @property
+    def along_trajectory(self) -> float:
+        """The same bound along the trajectory observed: not a guarantee."""
+        return detection(self.individual, self.delta)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; an ε without a bound is None."""
+        fields = asdict(self)
+        fields["detection"] = {
+            "false_alarms": FALSE_ALARMS,
+            "guarantee": self.guarantee,
+            "along_trajectory": self.along_trajectory,
+            "along_trajectory_is": "approximate" if self.kind == "estimate" else self.kind,
+        }
+        finite: dict[str, Any] = _finite(fields)
+        return finite
+
+
+def owner_statement(run: Run, owner: str, *, delta: float | None = None) -> Statement:
+    """What the run says to `owner` about their records, as of today.
+
+    `owner` is one of the examples' owners; where the run has none, the id of a record. `delta`:
+    the plan's unless given. Several records are bounded together by `chain_rule`.
+    """
+    rows = _rows(run, owner)
+    at = run.plan.delta if delta is None else float(delta)
+    steps, spent = run.journal.steps_charged, Spent.of_run(run.path)
+    found = run.epsilons(at)
+
+    def worst(d: float) -> NDArray[np.float64]:
+        return np.full(len(rows), run.plan.worst_case(steps=steps, delta=d))
+
+    def observed(d: float) -> NDArray[np.float64]:
+        return run.epsilons(d).values[rows]
+
+    worst_each, worst_together = _bounds(worst, at, spent)
+    each, together = _bounds(observed, at, spent)
+    return Statement(
+        owner=str(owner),
+        date=datetime.now(UTC).date().isoformat(),
+        steps=steps,
+        planned_steps=None if run.plan.endless else run.plan.steps,
+        delta=at,
+        kind=found.kind,
+        method=found.method,
+        releases=spent.questions,
+        seeded=run.seed is not None,
+        training_worst_case=run.plan.worst_case(steps=steps, delta=at),
+        worst_case=worst_together,
+        individual=min(together, worst_together),
+        records=tuple(
+            Record(str(run.examples.ids[row]), float(found.values[row]), float(min(mine, theirs)))
+            for row, mine, theirs in zip(rows, each, worst_each, strict=True)
+        ),
+    )
+
+
+def chain_rule(epsilons_at: Sequence[Callable[[float], float]], delta: float) -> float:
+    """ε at δ of several records together: Σ_k ε_k, each at its own δ_k.
+
+    Taking the records out one by one, P(D₀) ≤ e^{ε₁}P(D₁) + δ₁ ≤ e^{ε₁+ε₂}P(D₂) + e^{ε₁}δ₂ + δ₁ …,
+    so together they are (Σ ε_k, Σ_k δ_k e^{ε₁+…+ε_{k−1}})-DP. With m records
+
+        δ_k = (δ/m) · e^{−(ε₁+…+ε_{k−1})},    ε_k = `epsilons_at[k]`(δ_k),
+
+    and the δ's so weighted add up to δ. ∞ where a δ_k is too small to be asked for.
+
+    >>> chain_rule([lambda d: 0.5, lambda d: 0.25], 1e-5)
+    0.75
+    """
+    total = 0.0
+    for epsilon_at in epsilons_at:
+        share = math.exp(-total) * delta / len(epsilons_at)
+        if share < LEAST_DELTA:
+            return math.inf
+        total += epsilon_at(share)
+    return total
+
+
+def detection(epsilon: float, delta: float, false_alarms: float = FALSE_ALARMS) -> float:
+    """min(1, e^ε · a + δ): the most that a detector with false-alarm rate a finds.
+
+    >>> detection(0.0, 0.0)
+    0.01
+    """
+    return min(1.0, math.exp(min(epsilon, 700.0)) * false_alarms + delta)
+
+
+def _bounds(
+    epsilons_at: Callable[[float], NDArray[np.float64]], delta: float, spent: Spent
+) -> tuple[NDArray[np.float64], float]:
+    """ε at δ of each of m records, and of all together, composed with what was let out.
+
+    `epsilons_at(δ)` (m,) prices the training; it reads the whole run, so it is asked at few δ's.
+    """
+    alone = epsilons_at(delta)
+    # Small ε's first: each weighs on the δ's of those after it.
+    order = np.argsort(alone, kind="stable")
+    if not np.isfinite(alone).all() or (spent.mu == 0 and len(alone) == 1):
+        return alone, float(alone.sum())
+    rise = float((epsilons_at(delta / 10) - alone).min())
+    least = math.exp(-_MARGIN * float(alone[order[:-1]].sum())) * delta / len(alone)
+    asked = deltas_around(max(least, LEAST_DELTA), delta, spent.mu, rise)
+    table = np.stack([epsilons_at(float(d)) for d in asked])
+    profiles = [
+        Profile.of(np.r_[column, mine], np.r_[asked, delta])
+        for column, mine in zip(table.T, alone, strict=True)
+    ]
+
+    def composed(profile: Profile) -> Callable[[float], float]:
+        return lambda d: composed_epsilon(profile, spent.mu, d, spent.distance)
+
+    each = np.array([composed(profile)(delta) for profile in profiles])
+    if len(alone) == 1:
+        return each, float(each[0])
+    return each, chain_rule([composed(profiles[k]) for k in order], delta)
+
+
+def _rows(run: Run, owner: str) -> NDArray[np.int64]:
+    examples = run.examples
+    names = examples.ids if examples.owners is None else examples.owners
+    rows = np.flatnonzero(names.astype(str) == str(owner))
+    if not len(rows):
+        raise ValueError(f"no record of {str(owner)!r} is in this run")
+    return rows
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,133 @@
+"""The owner's statement in words: as text and as one HTML page that needs no network."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+from epsilons.release.owner import FALSE_ALARMS, Record, Statement
+
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 1rem/1.5 system-ui, sans-serif; max-width: 42rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; }
+table { border-collapse: collapse; }
+th, td { text-align: left; padding: .25rem 1rem .25rem 0; }
+td { font-variant-numeric: tabular-nums; }
+"""
+
+
+def statement_text(statement: Statement) -> str:
+    """The statement for a terminal or a letter."""
+    lines = [_title(statement), ""]
+    for heading, sentences in _sections(statement):
+        lines += [heading, *(f"  {sentence}" for sentence in sentences), ""]
+    lines += ["Figures", *(f"  {name:<44} {value}" for name, value in _figures(statement))]
+    return "\n".join(lines) + "\n"
+
+
+def statement_html(statement: Statement) -> str:
+    """The statement as a page; it belongs to its owner alone."""
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(_title(statement))}</title><style>{_STYLE}</style></head><body><main>",
+        f"<h1>{escape(_title(statement))}</h1>",
+    ]
+    for heading, sentences in _sections(statement):
+        parts.append(f"<h2>{escape(heading)}</h2>")
+        parts += [f"<p>{escape(sentence)}</p>" for sentence in sentences]
+    rows = (
+        f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
+        for name, value in _figures(statement)
+    )
+    parts += ["<h2>Figures</h2><table>", *rows, "</table></main></body></html>"]
+    return "\n".join(parts) + "\n"
+
+
+def _title(statement: Statement) -> str:
+    return f"Privacy statement for {statement.owner}, {statement.date}"
+
+
+def _sections(statement: Statement) -> list[tuple[str, list[str]]]:
+    several = len(statement.records) > 1
+    what = f"your {len(statement.records)} records" if several else "your record"
+    guarantee = [
+        f"At a false-alarm rate of {100 * FALSE_ALARMS:g} %, nobody who sees the model and all "
+        f"intermediate models detects {what} with a probability above "
+        f"{_percent(statement.guarantee)}.",
+        f"This is the worst case, and holds whatever {what} contain{'' if several else 's'}: "
+        f"ε = {_number(statement.worst_case)} at δ = {statement.delta:g}.",
+    ]
+    roughly = " approximately" if statement.kind == "estimate" else ""
+    observed = [
+        f"Along the training that took place, with its models held fixed and the sampling and the "
+        f"noise drawn anew, the bound for {what} would be{roughly} "
+        f"{_percent(statement.along_trajectory)}: ε = {_number(statement.individual)} at "
+        f"δ = {statement.delta:g}.",
+        "This describes the training observed. It is not a guarantee about what someone who has "
+        "seen the models can find out; only the figure above is.",
+    ]
+    if statement.kind == "estimate":
+        observed.append(
+            "It is approximate: gradient norms were measured now and then, not at every step."
+        )
+    if several:
+        observed.append("Your records are bounded together by taking them out one after the other.")
+    includes = [
+        f"The training, {_steps(statement)}, and everything else drawn from the data up to "
+        f"{statement.date}: {statement.releases} of clip bound and publications. Further training "
+        "or publications raise the figures."
+    ]
+    if statement.seeded:
+        guarantee.append(
+            "This run was an experiment with a known seed. Against whoever knows the seed, nothing "
+            "here holds."
+        )
+    return [
+        ("What is guaranteed", guarantee),
+        ("What this training did", observed),
+        ("What the figures include", includes),
+    ]
+
+
+def _figures(statement: Statement) -> list[tuple[str, str]]:
+    several = len(statement.records) > 1
+    rows = [
+        ("worst case ε, all included", _number(statement.worst_case)),
+        ("worst case ε of one record, training alone", _number(statement.training_worst_case)),
+    ]
+    for record in statement.records:
+        rows += _record(record)
+    if several:
+        rows.append(("all your records together ε", _number(statement.individual)))
+    return [
+        *rows,
+        ("δ", f"{statement.delta:g}"),
+        ("kind", statement.kind),
+        ("method", statement.method),
+        ("steps", _steps(statement)),
+        ("date", statement.date),
+    ]
+
+
+def _steps(statement: Statement) -> str:
+    planned = statement.planned_steps
+    return f"{statement.steps} steps" + ("" if planned is None else f" of {planned}")
+
+
+def _record(record: Record) -> list[tuple[str, str]]:
+    return [
+        (f"record {record.id}: ε, all included", _number(record.epsilon)),
+        (f"record {record.id}: ε, training alone", _number(record.training_epsilon)),
+    ]
+
+
+def _number(epsilon: float) -> str:
+    """ε rounded up: a bound may be loose but not low."""
+    return f"{math.ceil(epsilon * 1e4) / 1e4:.4f}" if math.isfinite(epsilon) else "no bound"
+
+
+def _percent(probability: float) -> str:
+    return f"{math.ceil(probability * 1e4) / 100:.2f} %"

@@ -1,0 +1,172 @@
+"""Settings: one run in one flat TOML file, checked before anything is loaded.
+
+A key that is not known is an error that names the nearest one; a key that does not go with the
+data set is refused by `job`, which knows what each reader takes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from epsilons.accounting.plan import Clipping, Plan, Rounding, Schedule
+
+# What the readers of data sets take; None: not given.
+DATA_KEYS = (
+    "target", "id", "owner", "groups", "ignore", "ranges", "categories", "classes",
+    "learn_encoding", "test_file", "test_share", "size", "task", "balanced", "data_seed",
+)  # fmt: skip
+_PLAN_KEYS = (
+    "delta", "batch_size", "sample_rate", "epochs", "steps", "refreshes_per_epoch",
+    "refresh_every", "refresh_schedule", "clipping", "rounding", "levels",
+)  # fmt: skip
+
+
+class PhaseChange(BaseModel):
+    """One `[[phase]]` table: what changes from a step on."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    first_step: int = Field(gt=0)
+    noise_multiplier: float | None = None
+    max_grad_norm: float | None = None
+    batch_size: float | None = None
+
+
+class Settings(BaseModel):
+    """Everything that `epsilons train` needs to know; read by `Settings.read`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    # data
+    data: str
+    path: str | None = None
+    take: int | None = Field(None, gt=0)
+    target: str | None = None
+    id: str | None = None
+    owner: str | None = None
+    groups: tuple[str, ...] | None = None
+    ignore: tuple[str, ...] | None = None
+    ranges: dict[str, tuple[float, float]] | None = None
+    categories: dict[str, tuple[str, ...]] | None = None
+    classes: tuple[str, ...] | None = None
+    learn_encoding: bool | None = None
+    test_file: str | None = None
+    test_share: float | None = Field(None, ge=0, lt=1)
+    size: int | None = Field(None, gt=0)
+    task: str | None = None
+    balanced: bool | None = None
+    data_seed: int | None = None
+
+    # model and optimizer
+    model: str = "logistic"
+    hidden: tuple[int, ...] | None = None
+    loss: Literal["cross_entropy", "hinge"] = "cross_entropy"
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: float = Field(gt=0)
+    lr_schedule: Literal["constant", "cosine"] = "constant"
+    momentum: float | None = Field(None, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+
+    # plan
+    epsilon: float | None = Field(None, gt=0)
+    noise_multiplier: float | None = Field(None, gt=0)
+    delta: float = Field(gt=0, lt=1)
+    max_grad_norm: Annotated[float, Field(gt=0)] | Literal["median"]
+    median_epsilon: float = Field(0.1, gt=0)
+    median_delta: float = Field(1e-5, gt=0, lt=1)
+    batch_size: float | None = Field(None, gt=0)
+    sample_rate: float | None = Field(None, gt=0, le=1)
+    epochs: float | None = Field(None, ge=0)
+    steps: int | None = Field(None, ge=0)
+    refreshes_per_epoch: float | None = Field(None, gt=0)
+    refresh_every: int | None = Field(None, gt=0)
+    refresh_schedule: Schedule = "early"
+    clipping: Clipping = "max"
+    rounding: Rounding | None = None
+    levels: int = Field(256, ge=1)
+    phase: tuple[PhaseChange, ...] = ()
+
+    # how
+    seed: int | None = None
+    device: str | None = None
+    micro_batch: int | None = Field(None, gt=0)
+    follow: int = Field(0, ge=0)
+    evaluate_every: int | None = Field(None, gt=0)
+    max_epsilon: float | None = Field(None, gt=0)
+
+    @classmethod
+    def read(cls, file: str | os.PathLike[str], changes: Iterable[str] = ()) -> Self:
+        """The settings of a TOML file, with `key=value` changes on top."""
+        path = Path(file)
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ValueError(f"{path} is not there; expected a TOML file of settings") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
+            raise ValueError(f"{path} is not a TOML file: {error}") from error
+        return cls.of({**values, **dict(map(_change, changes))}, str(path))
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], where: str = "settings") -> Self:
+        """The settings of plain values; ValueError with one sentence if they are wrong."""
+        for key in values:
+            if key not in cls.model_fields:
+                raise ValueError(f"{where}: {key!r} is not a setting; {_nearest(key)}")
+        try:
+            settings = cls(**values)
+        except ValidationError as error:
+            raise ValueError(f"{where}: {'; '.join(map(_sentence, error.errors()))}") from None
+        if (settings.epsilon is None) == (settings.noise_multiplier is None):
+            raise ValueError(f"{where}: give epsilon (the worst case to meet) or noise_multiplier")
+        return settings
+
+    def plan(self, n: int, bound: float | None = None) -> Plan:
+        """The plan of a run on n training examples; `bound` is what a median has come to."""
+        constants = {key: getattr(self, key) for key in _PLAN_KEYS}
+        constants["max_grad_norm"] = self.max_grad_norm if bound is None else bound
+        changes = (phase.model_dump(exclude_none=True) for phase in self.phase)
+        phases = tuple((change.pop("first_step"), change) for change in changes)
+        if self.noise_multiplier is not None:
+            return Plan(n=n, noise_multiplier=self.noise_multiplier, phases=phases, **constants)
+        assert self.epsilon is not None
+        return Plan.for_epsilon(self.epsilon, n=n, phases=phases, **constants)
+
+    def data_options(self) -> dict[str, Any]:
+        """The data keys that were given, by the names the readers use."""
+        given = {key: getattr(self, key) for key in DATA_KEYS if getattr(self, key) is not None}
+        return {"seed" if key == "data_seed" else key: value for key, value in given.items()}
+
+
+def _change(text: str) -> tuple[str, Any]:
+    """`key=value` with the value as in TOML; a bare word is a string.
+
+    >>> _change("lr=0.5"), _change("data=mnist"), _change("hidden=[64, 32]")
+    (('lr', 0.5), ('data', 'mnist'), ('hidden', [64, 32]))
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ValueError(f"{text!r} is not key=value")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def _nearest(key: str) -> str:
+    near = difflib.get_close_matches(key, Settings.model_fields, n=1, cutoff=0.5)
+    known = ", ".join(Settings.model_fields)
+    return f"did you mean {near[0]!r}?" if near else f"expected one of {known}"
+
+
+def _sentence(error: Any) -> str:
+    key = ".".join(map(str, error["loc"]))
+    if error["type"] == "missing":
+        return f"{key} is missing"
+    return f"{key} = {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"

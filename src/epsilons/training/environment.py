@@ -1,0 +1,36 @@
+"""What a step's result depends on besides the run itself.
+
+A step may be replayed with the same noise only if it will give the same result: two releases with
+the same noise and different sums would reveal their difference.
+"""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def environment(where: torch.device) -> dict[str, str]:
+    """Versions, processor, threads, device, settings, and this boot of the machine.
+
+    The boot is in it because what was written but not synced is lost with a machine, not with a
+    process: after a reboot the record of replayed steps can't be trusted.
+    """
+    device = torch.cuda.get_device_name(where) if where.type == "cuda" else platform.machine()
+    return {
+        "epsilons": version("epsilons"),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "device": f"{where} {device}",
+        "threads": str(torch.get_num_threads()),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "precision": torch.get_float32_matmul_precision(),
+        "boot": _BOOT.read_text().strip() if _BOOT.exists() else platform.node(),
+    }

@@ -1,0 +1,55 @@
+"""Losses and correctness of every example under a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from torch.utils.data import Dataset
+
+from epsilons.training.norms import LossFn
+from epsilons.training.sampling import batch_of
+
+CorrectFn = Callable[[nn.Module, Any], Tensor]
+
+
+def correct_class(model: nn.Module, batch: Any) -> Tensor:
+    """Whether the largest output is the label, for (x, y) batches of a classifier."""
+    x, y = batch
+    right: Tensor = model(x).argmax(dim=1) == y
+    return right
+
+
+def to_device(batch: Any, where: torch.device) -> Any:
+    return tree_map(lambda leaf: leaf.to(where) if isinstance(leaf, Tensor) else leaf, batch)
+
+
+def outcomes(
+    model: nn.Module,
+    loss_fn: LossFn,
+    correct_fn: CorrectFn | None,
+    data: Dataset[Any],
+    batch_size: int,
+    where: torch.device,
+) -> tuple[NDArray[np.float64], NDArray[np.bool_] | None]:
+    """Losses (n,) and, with a `correct_fn`, correctness (n,), in evaluation mode."""
+    n = len(data)  # type: ignore[arg-type]
+    losses, correct = np.empty(n), np.empty(n, dtype=bool)
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            for first in range(0, n, batch_size):
+                part = slice(first, min(first + batch_size, n))
+                batch = to_device(batch_of(data, torch.arange(part.start, part.stop)), where)
+                losses[part] = loss_fn(model, batch).double().cpu().numpy()
+                if correct_fn is not None:
+                    correct[part] = correct_fn(model, batch).cpu().numpy()
+    finally:
+        model.train(training)
+    return losses, correct if correct_fn is not None else None

@@ -1,0 +1,191 @@
+"""fit: a plan carried out. Loader → step → journal, and what the run leaves behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from epsilons.accounting.plan import Plan
+from epsilons.examples import Examples
+from epsilons.files import destroy, private_file
+from epsilons.runs import Run
+from epsilons.training.checkpoint import State, read_checkpoint
+from epsilons.training.checks import check_model
+from epsilons.training.environment import environment
+from epsilons.training.evaluation import CorrectFn, outcomes, to_device
+from epsilons.training.identity import difference, identity
+from epsilons.training.interrupt import interruptible
+from epsilons.training.loop import Loop, Step, stream
+from epsilons.training.norms import LossFn
+from epsilons.training.progress import training_bar
+from epsilons.training.sampling import batch_of
+
+PASS_BATCH = 256  # examples at a time in passes over all of them
+
+
+def fit(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_fn: LossFn,
+    train: Dataset[Any],
+    plan: Plan,
+    *,
+    out: str | os.PathLike[str],
+    examples: Examples | None = None,
+    test: Dataset[Any] | None = None,
+    test_examples: Examples | None = None,
+    correct_fn: CorrectFn | None = None,
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+    seed: int | None = None,
+    device: torch.device | str | None = None,
+    micro_batch: int | None = None,
+    follow: int = 0,
+    on_step: Callable[[Step], None] | None = None,
+    evaluate_every: int | None = None,
+    max_epsilon: float | None = None,
+    resume: bool = False,
+) -> Run:
+    """Train `model` as `plan` says and leave a run folder at `out`.
+
+    `loss_fn(model, batch)` gives one loss per example, `correct_fn(model, batch)` whether each was
+    right. `examples` names the training data (ids, owners, groups), `test_examples` the held-out
+    data. `micro_batch` bounds the examples in memory at a time. `follow` random examples have
+    their norms recorded at every step, for comparison. `on_step` is called after every step; if it
+    has `state_dict` and `load_state_dict`, they are part of the checkpoints. `evaluate_every` so
+    many steps the accuracy on `test` is shown. `max_epsilon` ends the run before the worst case
+    would exceed it. With a `seed`, sampling and noise are reproducible, and no secret.
+
+    `resume=True` goes on with the unfinished run at `out`, if there is one: the same call after a
+    crash or Ctrl-C ends with the same weights and the same journal.
+
+    Privacy: the weights after each step, and so the trajectory, are (`plan.worst_case()`,
+    `plan.delta`)-DP for add/remove neighbours.
+    """
+    if plan.endless:
+        raise ValueError("fit needs a plan with steps or epochs")
+    where = torch.device(device) if device is not None else next(model.parameters()).device
+    model.to(where)
+    names = Examples.numbered(plan.n) if examples is None else examples
+    n = len(train)  # type: ignore[arg-type]
+    if n != plan.n or len(names) != n:
+        raise ValueError(f"the data set has {n} examples; the plan says n={plan.n}")
+    if not 0 <= follow <= n:
+        raise ValueError(f"follow={follow}; expected at most the {n} examples of the data set")
+    me = identity(plan, model, optimizer, train, names)
+    here = environment(where)
+    run = _opened(Path(out), me) if resume else None
+
+    with torch.random.fork_rng(), interruptible() as interrupted:
+        if run is None:
+            batch = to_device(batch_of(train, torch.arange(min(n, 3))), where)
+            learned = check_model(model, loss_fn, batch)
+            run = Run.create(out, plan, names, random_loss=bool(learned.random_loss), seed=seed)
+        state = _fresh_state(model, optimizer, scheduler, on_step, seed, n, follow)
+        loop = Loop(
+            run=run,
+            state=state,
+            loss_fn=loss_fn,
+            train=train,
+            seed=seed,
+            where=where,
+            micro_batch=micro_batch,
+            pass_batch=micro_batch or PASS_BATCH,
+            identity=me,
+            environment=here,
+        )
+        last = _last_step(plan, max_epsilon)
+        with closing(loop), training_bar(plan, last) as show:
+            loop.take_up()
+            while state.step < last:
+                loop.advance(last)
+                accuracy = None
+                if evaluate_every and test is not None and state.step % evaluate_every == 0:
+                    right = outcomes(model, loss_fn, correct_fn, test, PASS_BATCH, where)[1]
+                    accuracy = None if right is None else float(right.mean())
+                show(state.step, loop.loss, accuracy, loop.refresh_seconds)
+                if interrupted():
+                    loop.stop()
+            loop.finish_steps()
+    for keys in (state.sampling, state.noise):
+        keys.destroy()
+    _leave_behind(run, model, loss_fn, correct_fn, train, test, test_examples, where)
+    return run
+
+
+def _opened(out: Path, me: dict[str, str]) -> Run | None:
+    """The unfinished run at `out`, if it is the same run; None if nothing was begun there."""
+    if not (out / "private" / "journal.sqlite").exists():
+        Run.discard_unbegun(out)
+        return None
+    run = Run.open(out)
+    if run.finished:
+        raise ValueError(f"{out} is finished; there is nothing to resume")
+    if run.checkpoint_file.exists():
+        changed = difference(read_checkpoint(run.checkpoint_file)["identity"], me)
+        if changed:
+            raise ValueError(f"{out} is a run of something else: {changed}")
+    return run
+
+
+def _fresh_state(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None,
+    callback: object,
+    seed: int | None,
+    n: int,
+    follow: int,
+) -> State:
+    sampling, noise, other = (stream(seed, purpose) for purpose in ("sampling", "noise", "other"))
+    torch.manual_seed(int(other.words(1)[0] >> 1))
+    chosen = torch.from_numpy(other.uniforms(n)).argsort()[:follow].sort().values
+    return State(model, optimizer, scheduler, callback, sampling, noise, chosen)
+
+
+def _last_step(plan: Plan, max_epsilon: float | None) -> int:
+    """The number of steps that keeps the worst case within `max_epsilon`."""
+    if max_epsilon is None or plan.worst_case() <= max_epsilon:
+        return plan.steps
+    enough, too_many = 0, plan.steps
+    while too_many - enough > 1:
+        middle = (enough + too_many) // 2
+        if plan.worst_case(steps=middle) <= max_epsilon:
+            enough = middle
+        else:
+            too_many = middle
+    return enough
+
+
+def _leave_behind(
+    run: Run,
+    model: nn.Module,
+    loss_fn: LossFn,
+    correct_fn: CorrectFn | None,
+    train: Dataset[Any],
+    test: Dataset[Any] | None,
+    test_examples: Examples | None,
+    where: torch.device,
+) -> None:
+    """Every example's final loss and correctness, the model; then no key is left."""
+    examples = run.examples.with_outcomes(
+        *outcomes(model, loss_fn, correct_fn, train, PASS_BATCH, where)
+    )
+    held_out = None
+    if test is not None:
+        named = test_examples or Examples.numbered(len(test))  # type: ignore[arg-type]
+        held_out = named.with_outcomes(
+            *outcomes(model, loss_fn, correct_fn, test, PASS_BATCH, where)
+        )
+    run.save_examples(examples, held_out)
+    with private_file(run.model_file) as file:
+        torch.save(model.state_dict(), file)
+    run.journal.seal()
+    destroy(run.releases_file)
+    destroy(run.checkpoint_file)

@@ -1,0 +1,215 @@
+"""Keystream: secret random bits that a checkpoint can continue and a seed can repeat.
+
+AES-256 in counter mode (NIST SP 800-38A): whoever lacks the key cannot tell the bits from fair
+coins. Noise and sampling draw from streams of one key that never overlap.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from numpy.typing import NDArray
+from torch import Tensor
+
+from epsilons.accounting import checks
+
+_KEY_BYTES = 32
+_BLOCK_BYTES = 16
+_PURPOSE_BYTES = 8
+_LENGTH = _BLOCK_BYTES << 64  # bytes in a stream: the block counter has 64 bits
+_SEED_LABEL = b"epsilons: AES-256 key of a seeded run\0"
+
+
+class Keystream:
+    """The bits of one key and one purpose, from `position` (in bytes) on.
+
+        block j = AES₂₅₆(key, purpose ‖ j),   purpose padded by zeros to 8 bytes, j big-endian
+
+    Guarantee: no input to the cipher occurs twice among the streams of a key, since purposes are
+    told apart by their padded bytes and j by its own.
+
+    `Keystream.secret(purpose)` has a key from the operating system, `Keystream.seeded(seed,
+    purpose)` one that everybody who knows the seed can compute. The key is in no `repr` and is
+    not pickled; it leaves by `state()` alone.
+
+    >>> stream = Keystream.seeded(7, b"noise")
+    >>> stream
+    <Keystream 'noise', seeded, at byte 0>
+    >>> first = stream.read(5)
+    >>> stream.seek(0)
+    >>> stream.read(5) == first
+    True
+    """
+
+    def __init__(
+        self, key: bytes | bytearray, purpose: bytes, *, position: int = 0, seeded: bool = False
+    ) -> None:
+        if len(key) != _KEY_BYTES:
+            raise ValueError(
+                f"the key has {len(key)} bytes; AES-256 takes {_KEY_BYTES}. "
+                "Use Keystream.secret(purpose) for a key from the operating system."
+            )
+        self._nonce = _nonce(purpose)
+        self._key = bytearray(key)
+        self._seeded = bool(seeded)
+        self._position = position
+        self._cipher: CipherContext | None = self._cipher_at(position)
+
+    @classmethod
+    def secret(cls, purpose: bytes) -> Keystream:
+        """A stream whose key comes from the operating system."""
+        return cls(os.urandom(_KEY_BYTES), purpose)
+
+    @classmethod
+    def seeded(cls, seed: int, purpose: bytes) -> Keystream:
+        """A stream whose key is SHA-256 of the seed: reproducible, and so not secret."""
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise TypeError(f"seed={seed!r} must be an int; a secret key needs none")
+        return cls(hashlib.sha256(_SEED_LABEL + b"%d" % seed).digest(), purpose, seeded=True)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Keystream:
+        """The stream that `state()` described, continuing bit for bit."""
+        missing = {"key", "purpose", "position", "seeded"} - set(state)
+        if missing:
+            raise ValueError(f"the keystream's state lacks {sorted(missing)}; expected a state()")
+        key = state["key"]
+        if not isinstance(key, Tensor) or key.dtype != torch.uint8:
+            raise TypeError(
+                "the keystream's state holds no key as a uint8 tensor; expected state()"
+            )
+        return cls(
+            bytearray(key.tolist()),
+            str(state["purpose"]).encode("latin-1"),
+            position=state["position"],
+            seeded=state["seeded"],
+        )
+
+    @property
+    def purpose(self) -> bytes:
+        """What the bits are for."""
+        return self._nonce.rstrip(b"\0")
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether the key was computed from a seed."""
+        return self._seeded
+
+    @property
+    def position(self) -> int:
+        """How many bytes of the stream come before the next one read."""
+        return self._position
+
+    def fork(self, purpose: bytes) -> Keystream:
+        """Another stream of the same key, from its start."""
+        self._alive()
+        if _nonce(purpose) == self._nonce:
+            raise ValueError(f"purpose {purpose!r} is this stream's own: its bits would repeat")
+        return Keystream(self._key, purpose, seeded=self._seeded)
+
+    def seek(self, position: int) -> None:
+        """Make byte `position` of the stream the next one read."""
+        self._alive()
+        self._cipher = self._cipher_at(position)
+        self._position = position
+
+    def read(self, count: int) -> bytes:
+        """The next `count` bytes."""
+        cipher = self._alive()
+        if self._position + count > _LENGTH:
+            raise ValueError(f"{count} more bytes end beyond the stream's 2⁶⁸; start a new key")
+        drawn = cipher.update(bytes(count))
+        self._position += count
+        return drawn
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """The next `count` integers, uniform on 0 … 2⁶⁴ − 1, from eight bytes each, low first."""
+        return np.frombuffer(self.read(8 * count), dtype="<u8").astype(np.uint64, copy=False)
+
+    def uniforms(self, count: int) -> NDArray[np.float64]:
+        """The next `count` numbers, uniform on the multiples of 2⁻⁵³ in [0, 1)."""
+        return (self.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def state(self) -> dict[str, Any]:
+        """Key, purpose and position, for `torch.save` and `torch.load(…, weights_only=True)`.
+
+        Secret, unless the stream is seeded: write it with mode 0600 and delete it with the run.
+        """
+        self._alive()
+        return {
+            "key": torch.tensor(list(self._key), dtype=torch.uint8),
+            "purpose": self.purpose.decode("latin-1"),
+            "position": self._position,
+            "seeded": self._seeded,
+        }
+
+    def destroy(self) -> None:
+        """Overwrite the key; nothing can be read any more. Forks and states keep their own copy.
+
+        The cipher's expanded key is cleared by OpenSSL as its context is freed here. What the
+        interpreter copied on the way (`os.urandom` returns immutable bytes) is out of reach.
+        """
+        self._key[:] = bytes(_KEY_BYTES)
+        self._cipher = None
+
+    def __repr__(self) -> str:
+        kind = "seeded" if self._seeded else "secret"
+        life = "destroyed" if self._cipher is None else f"at byte {self._position}"
+        return f"<Keystream {self.purpose.decode('latin-1')!r}, {kind}, {life}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Keystream is not pickled or copied: its key would travel and its bits be used "
+            "twice. Use state() for a checkpoint, fork(purpose) for another stream."
+        )
+
+    def _cipher_at(self, position: int) -> CipherContext:
+        checks.whole("position", position, least=0)
+        if position >= _LENGTH:
+            raise ValueError(f"position={position} lies beyond the stream's 2⁶⁸ bytes")
+        block, skipped = divmod(position, _BLOCK_BYTES)
+        start = modes.CTR(self._nonce + block.to_bytes(_BLOCK_BYTES - _PURPOSE_BYTES, "big"))
+        cipher = Cipher(algorithms.AES(self._key), start).encryptor()
+        cipher.update(bytes(skipped))
+        return cipher
+
+    def _alive(self) -> CipherContext:
+        if self._cipher is None:
+            raise ValueError(
+                "the keystream's key was destroyed; start a new one by Keystream.secret(purpose)"
+            )
+        return self._cipher
+
+
+def poisson_draw(stream: Keystream, n: int, rate: float) -> Tensor:
+    """The indices, ascending, of a Poisson sample: each of 0 … n − 1 by its own coin.
+
+        P(i drawn) = ⌊rate·2⁵³⌋ / 2⁵³      independently; never above `rate`
+
+    Takes 8n bytes of the stream, whatever the outcome.
+
+    >>> poisson_draw(Keystream.seeded(7, b"sampling"), n=5, rate=1.0)
+    tensor([0, 1, 2, 3, 4])
+    """
+    n = checks.whole("n", n, least=0)
+    rate = float(checks.probability("sample_rate", rate))
+    coins = stream.words(n) >> np.uint64(11)
+    # down, not nearest: an example drawn more often than the plan says would be undercharged
+    return torch.from_numpy(np.flatnonzero(coins < np.uint64(math.floor(rate * 2.0**53))))
+
+
+def _nonce(purpose: bytes) -> bytes:
+    """`purpose` padded to 8 bytes, differently for different purposes."""
+    if not 1 <= len(purpose) <= _PURPOSE_BYTES or purpose.endswith(b"\0"):
+        raise ValueError(
+            f"purpose={purpose!r} must have 1 to {_PURPOSE_BYTES} bytes, the last not zero, "
+            "e.g. b'noise'."
+        )
+    return purpose.ljust(_PURPOSE_BYTES, b"\0")

@@ -1,0 +1,259 @@
+"""The loop of a run: refresh, charge, step, record; checkpoints between.
+
+Steps are charged in ranges, ahead of the first of them, so that a crash may overcount and never
+undercounts. Norms of single examples are written when a range is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset
+
+from epsilons.accounting.histories import clipping_thresholds
+from epsilons.journal import SomeKind
+from epsilons.runs import Run
+from epsilons.training.checkpoint import Pending, Releases, ReplayDiffers, State, read_checkpoint
+from epsilons.training.evaluation import to_device
+from epsilons.training.interrupt import Interrupted
+from epsilons.training.keystream import Keystream, poisson_draw
+from epsilons.training.noise import GridNoise, rounding_charge
+from epsilons.training.norms import NORM_ERROR, LossFn, gradient_norms, trainable
+from epsilons.training.sampling import batch_of
+from epsilons.training.step import private_step
+
+RANGE = 32  # steps charged ahead at most
+CHECKPOINT_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """What `on_step` is told: the step just taken (from 0). The loss is private."""
+
+    number: int
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: float
+    run: Run
+
+
+@dataclass
+class Loop:
+    """One run being carried out."""
+
+    run: Run
+    state: State
+    loss_fn: LossFn
+    train: Dataset[Any]
+    seed: int | None
+    where: torch.device
+    micro_batch: int | None
+    pass_batch: int
+    identity: dict[str, str]
+    environment: dict[str, str]
+    loss: float = float("nan")
+    refresh_seconds: float = 0.0
+    spent: dict[str, float] = field(default_factory=lambda: {"refresh": 0.0, "step": 0.0})
+
+    def __post_init__(self) -> None:
+        self.plan = self.run.plan
+        self.journal = self.run.journal
+        self.releases = Releases(self.run.releases_file)
+        self.norms: NDArray[np.float64] | None = None  # of all examples, as recorded
+        self._saved = time.monotonic()
+
+    def take_up(self) -> None:
+        """Start where the run stands: at its checkpoint, or at its beginning."""
+        if self.run.checkpoint_file.exists():
+            content = read_checkpoint(self.run.checkpoint_file)
+            self.state.load(content)
+            if content["environment"] != self.environment and (
+                self.journal.steps_charged > self.state.step
+            ):
+                self._renew()
+        else:
+            self._save()
+        self.norms = self._norms_at(self.state.step)
+
+    def advance(self, last: int) -> None:
+        """Take the next step, with what is due before and after it."""
+        step = self.state.step
+        self._refresh(step)
+        if step == self.journal.steps_charged:
+            self.journal.charge(step, self._range_end(step, last))
+        began = time.monotonic()
+        try:
+            self._step(step)
+        except ReplayDiffers:
+            self._renew()
+            return
+        self.spent["step"] += time.monotonic() - began
+        self.state.step += 1
+        if self.state.step == self.journal.steps_charged:
+            self._flush()
+        if time.monotonic() - self._saved > CHECKPOINT_SECONDS:
+            self._save()
+
+    def stop(self) -> None:
+        """Save, so that the run can be resumed, and say so."""
+        self._save()
+        raise Interrupted(self.run.path, self.state.step)
+
+    def finish_steps(self) -> None:
+        """After the last step: nothing is left to replay."""
+        self._flush()
+        self._save()
+        self.run.save_timings(self.spent)
+
+    def close(self) -> None:
+        self.releases.close()
+
+    def _refresh(self, step: int) -> None:
+        """Norms of all examples, if they are due; at a phase, the bounds that go on holding."""
+        due = self.plan.refresh_due(step)
+        boundary = step > 0 and self.plan.phase(step).first == step
+        if not due and (self.norms is None or not boundary):
+            return
+        if step in self.journal.refreshes_now():
+            self.norms = self.journal.norms(step)  # a replay: the facts stand
+            return
+        began = time.monotonic()
+        if due or self.norms is None:
+            found = gradient_norms(
+                self.state.model, self.loss_fn, self.train, batch_size=self.pass_batch, seed=step
+            )
+            self._note_non_finite(step, np.flatnonzero(~np.isfinite(found)))
+            self.norms = self._charged(found, step)
+        elif self.plan.clipping == "individual":
+            before = self.plan.phase(step - 1)
+            self.norms = clipping_thresholds(self.norms, before.max_grad_norm, self.plan.levels)
+        self.journal.record(step, self.norms)
+        self.refresh_seconds = time.monotonic() - began
+        self.spent["refresh"] += self.refresh_seconds
+
+    def _step(self, step: int) -> None:
+        state, phase = self.state, self.plan.phase(step)
+        indices = poisson_draw(state.sampling, self.plan.n, phase.sample_rate)
+        batch = to_device(batch_of(self.train, indices), self.where) if len(indices) else None
+        losses: list[Tensor] = []
+
+        def watched(model: nn.Module, part: Any) -> Tensor:
+            found = self.loss_fn(model, part)
+            losses.append(found.detach())
+            return found
+
+        if len(state.followed):
+            followed = gradient_norms(
+                state.model,
+                self.loss_fn,
+                Subset(self.train, state.followed.tolist()),
+                batch_size=self.pass_batch,
+                seed=step,
+            )
+        norms = private_step(
+            state.model,
+            state.optimizer,
+            watched,
+            batch,
+            phase,
+            noise=_Witnessed(GridNoise(state.noise), self.releases, step),
+            bounds=self._bounds(indices, phase.max_grad_norm),
+            micro_batch=self.micro_batch,
+        )
+        if len(indices):
+            self.loss = float(torch.cat(losses).mean())
+        if state.scheduler is not None:
+            state.scheduler.step()
+        found = norms.cpu().numpy()
+        self._note_non_finite(step, indices.numpy()[~np.isfinite(found)])
+        if self.plan.clipping == "max" and self.norms is not None and self.plan.refresh_every != 1:
+            state.sampled_norms.add(step, indices.numpy(), self._charged(found, step))
+        if len(state.followed):
+            state.followed_norms.add(step, state.followed.numpy(), self._charged(followed, step))
+        if callable(state.callback):
+            state.callback(Step(step, state.model, state.optimizer, self.loss, self.run))
+
+    def _charged(self, norms: NDArray[np.float64], step: int) -> NDArray[np.float64]:
+        """Norms with room for their rounding and for that of the released sum."""
+        if self.plan.kind == "none":
+            return norms
+        size = sum(p.numel() for p in trainable(self.state.model).values())
+        return norms * (1 + NORM_ERROR) + rounding_charge(self.plan.phase(step).noise_std, size)
+
+    def _bounds(self, indices: Tensor, bound: float) -> Tensor | None:
+        """Clip bounds of the drawn examples; None where it is the common one."""
+        if self.plan.clipping == "none":
+            return torch.tensor(torch.inf)
+        if self.plan.clipping == "max" or self.norms is None or not len(indices):
+            return None
+        chosen = self.norms[indices.numpy()]
+        return torch.from_numpy(clipping_thresholds(chosen, bound, self.plan.levels))
+
+    def _range_end(self, step: int, last: int) -> int:
+        """The last step of the range that begins at `step`: within one refresh and phase."""
+        end = min(step - step % RANGE + RANGE, last, self.plan.phase(step).end)
+        return next((t for t in range(step + 1, end) if self.plan.refresh_due(t)), end) - 1
+
+    def _flush(self) -> None:
+        """Write the norms of single examples that the journal does not have yet."""
+        waiting: dict[SomeKind, Pending] = {
+            "sampled": self.state.sampled_norms,
+            "followed": self.state.followed_norms,
+        }
+        for kind, norms in waiting.items():
+            if norms.indices and not self.journal.recorded_now(kind, norms.first):
+                self.journal.record_some(kind, norms.first, norms.indices, norms.norms)
+        self.state.sampled_norms, self.state.followed_norms = Pending(), Pending()
+
+    def _renew(self) -> None:
+        """Take fresh noise and sampling from here on; what is replayed is charged again."""
+        self._flush()
+        self.journal.restart(self.state.step)
+        self.releases.forget_from(self.state.step)
+        again = self.journal.restarts
+        for purpose in ("sampling", "noise"):
+            getattr(self.state, purpose).destroy()
+            setattr(self.state, purpose, stream(self.seed, purpose, again))
+        self._save()
+        self.norms = self._norms_at(self.state.step)
+
+    def _norms_at(self, step: int) -> NDArray[np.float64] | None:
+        """The norms of all examples that held before `step`, from the journal."""
+        earlier = [t for t in self.journal.refreshes_now() if t < step]
+        return self.journal.norms(earlier[-1]) if earlier else None
+
+    def _note_non_finite(self, step: int, indices: NDArray[np.int64]) -> None:
+        """Name the examples without a finite gradient, in private."""
+        if len(indices):
+            ids = self.run.examples.ids[indices].tolist()
+            self.run.append_line("non_finite.jsonl", json.dumps({"step": step, "ids": ids}))
+
+    def _save(self) -> None:
+        self.state.save(self.run.checkpoint_file, self.identity, self.environment)
+        self._saved = time.monotonic()
+
+
+def stream(seed: int | None, purpose: str, again: int = 0) -> Keystream:
+    """The keystream of a run for one purpose; another one for every time it was restarted."""
+    if seed is None:
+        return Keystream.secret(purpose.encode())
+    return Keystream.seeded(seed + (again << 64), purpose.encode())
+
+
+class _Witnessed:
+    """Noise whose results are noted before anyone can see them."""
+
+    def __init__(self, noise: GridNoise, releases: Releases, step: int) -> None:
+        self._noise, self._releases, self._step = noise, releases, step
+
+    def added_to(self, sums: dict[str, Tensor], std: float) -> dict[str, Tensor]:
+        released = self._noise.added_to(sums, std)
+        self._releases.witness(self._step, released)
+        return released

@@ -1,0 +1,40 @@
+"""The progress bar of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import TextColumn
+
+from epsilons.accounting.plan import Plan
+from epsilons.terminal import counting
+
+_UPDATES = 50  # of the worst case so far, which takes some milliseconds each
+
+
+@contextmanager
+def training_bar(
+    plan: Plan, last: int
+) -> Iterator[Callable[[int, float, float | None, float], None]]:
+    """A bar with loss, accuracy, worst case so far, time of the last refresh and time left."""
+    if not Console(stderr=True).is_terminal:
+        yield lambda done, loss, right, refresh: None
+        return
+    column = TextColumn("{task.fields[facts]}")
+    with counting("training", last, column, facts="") as show:
+        every = max(1, last // _UPDATES)
+        epsilon, accuracy = 0.0, None
+
+        def advance(done: int, loss: float, right: float | None, refresh: float) -> None:
+            nonlocal epsilon, accuracy
+            accuracy = accuracy if right is None else right
+            if done % every == 0 or done == last:
+                epsilon = plan.worst_case(steps=done)
+            facts = [f"loss {loss:.3f}", f"ε so far {epsilon:.2f}", f"refresh {refresh:.1f} s"]
+            if accuracy is not None:
+                facts.insert(1, f"accuracy {accuracy:.1%}")
+            show(done, facts=", ".join(facts))
+
+        yield advance

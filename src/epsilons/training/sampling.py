@@ -1,0 +1,80 @@
+"""PoissonLoader: every example enters every batch by its own coin.
+
+The amplification that the accountant charges for holds for this sampling and for no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from epsilons.accounting.plan import Plan
+from epsilons.training.keystream import Keystream, poisson_draw
+
+
+class PoissonLoader:
+    """One pass over a plan: `plan.steps` pairs (indices, batch).
+
+    Each example is in each batch with probability `sample_rate`, independently, so batches vary in
+    size. An empty draw yields `(empty, None)` and is a step like any other.
+
+    `generator`: a `Keystream`, a `torch.Generator`, or None for secret coins from the operating
+    system. Only secret sampling has the privacy that the plan computes.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        plan: Plan,
+        *,
+        generator: torch.Generator | Keystream | None = None,
+        collate_fn: Callable[[list[Any]], Any] = default_collate,
+    ) -> None:
+        n = len(dataset)  # type: ignore[arg-type]
+        if n != plan.n:
+            raise ValueError(f"the data set has {n} examples; the plan says n={plan.n}")
+        if plan.endless:
+            raise ValueError("a loader needs a plan with steps or epochs")
+        self._dataset = dataset
+        self._plan = plan
+        self._generator = Keystream.secret(b"sampling") if generator is None else generator
+        self._collate = collate_fn
+
+    def __len__(self) -> int:
+        return self._plan.steps
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Any]]:
+        for step in range(self._plan.steps):
+            indices = self.draw(self._plan.phase(step).sample_rate)
+            yield indices, self.batch(indices)
+
+    def draw(self, rate: float) -> Tensor:
+        """The indices of one Poisson sample, ascending."""
+        if isinstance(self._generator, Keystream):
+            return poisson_draw(self._generator, self._plan.n, rate)
+        coins = torch.rand(
+            self._plan.n,
+            generator=self._generator,
+            dtype=torch.float64,
+            device=self._generator.device,
+        )
+        return (coins < rate).nonzero().flatten().cpu()
+
+    def batch(self, indices: Tensor) -> Any:
+        """The examples at `indices`, collated; None if there are none."""
+        if not len(indices):
+            return None
+        return batch_of(self._dataset, indices, self._collate)
+
+
+def batch_of(
+    dataset: Dataset[Any], indices: Tensor, collate: Callable[[list[Any]], Any] = default_collate
+) -> Any:
+    """The examples at `indices` as one batch, by one gather where the data set is tensors."""
+    if isinstance(dataset, torch.utils.data.TensorDataset) and collate is default_collate:
+        return [tensor[indices] for tensor in dataset.tensors]
+    return collate([dataset[int(index)] for index in indices])

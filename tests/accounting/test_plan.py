@@ -1,0 +1,213 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epsilons import Plan
+
+CONSTANTS = dict(
+    n=60_000, batch_size=1024, epochs=100, noise_multiplier=2.50631, max_grad_norm=2.0, delta=1e-5
+)
+
+
+def plan(**changes):
+    return Plan(**{**CONSTANTS, **changes})
+
+
+def test_rate_is_batch_over_n_and_steps_are_whole():
+    assert plan().sample_rate == 1024 / 60_000
+    assert plan().steps == 100 * 60_000 // 1024 == 5859
+    assert plan().noise_std == 2.50631 * 2.0
+
+
+def test_rate_and_steps_can_be_given_instead():
+    given_rate = plan(batch_size=None, epochs=None, sample_rate=0.25, steps=8)
+    assert given_rate.batch_size == 15_000
+    assert given_rate.epochs == 2.0
+
+
+def test_worst_case_is_the_published_value():
+    # ε = 2.4 at this noise: the paper's MNIST setting under Opacus's accountant
+    assert plan().worst_case("rdp") == pytest.approx(2.400, rel=1e-3)
+    assert plan().worst_case("rdp-classic") == pytest.approx(2.786, rel=1e-3)
+
+
+def test_worst_case_does_not_depend_on_the_unit_of_the_gradient():
+    assert plan(max_grad_norm=0.1).worst_case() == plan(max_grad_norm=1000.0).worst_case()
+
+
+def test_nothing_is_lost_before_the_first_step():
+    assert plan().worst_case(steps=0) == 0
+    assert plan(epochs=0).worst_case() == 0
+
+
+def test_worst_case_grows_with_steps_and_falls_with_delta():
+    assert plan().worst_case(steps=100) < plan().worst_case(steps=200) < plan().worst_case()
+    assert plan().worst_case(delta=1e-3) < plan().worst_case() < plan().worst_case(delta=1e-8)
+
+
+@pytest.mark.parametrize("method", ["tight", "rdp", "rdp-classic"])
+@pytest.mark.parametrize("target", [0.5, 2.4, 8.0])
+def test_calibration_lands_just_below_the_target(target, method):
+    constants = {k: v for k, v in CONSTANTS.items() if k != "noise_multiplier"}
+    found = Plan.for_epsilon(target, method, **constants)
+    assert found.worst_case(method) <= target
+    less_noise = dataclasses.replace(found, noise_multiplier=found.noise_multiplier * 0.999)
+    assert less_noise.worst_case(method) > target
+
+
+def test_uniform_refreshes_are_the_papers():
+    steps = plan(refreshes_per_epoch=3, refresh_schedule="uniform").refresh_steps
+    assert len(steps) == 300
+    assert steps[0] == 0
+    assert set(np.diff(steps)) <= {19, 20}
+
+
+def test_early_refreshes_crowd_at_the_start():
+    steps = np.array(plan(refreshes_per_epoch=1, refresh_schedule="early").refresh_steps)
+    assert len(steps) == 100
+    assert steps[0] == 0
+    assert (np.diff(steps) >= 1).all()
+    assert np.diff(steps)[:10].max() < np.diff(steps)[-10:].min()
+
+
+@given(
+    steps=st.integers(0, 500),
+    rate=st.floats(1e-3, 1),
+    per_epoch=st.floats(1e-3, 1e4),
+    schedule=st.sampled_from(["early", "uniform"]),
+)
+def test_refreshes_start_at_zero_ascend_and_end_before_the_run(steps, rate, per_epoch, schedule):
+    found = plan(
+        batch_size=None, epochs=None, sample_rate=rate, steps=steps,
+        refreshes_per_epoch=per_epoch, refresh_schedule=schedule,
+    ).refresh_steps  # fmt: skip
+    assert sorted(set(found)) == list(found)
+    assert (found[0], found[-1] < steps) == (0, True) if steps else found == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({}, "bound"),
+        ({"refreshes_per_epoch": 3}, "estimate"),
+        ({"refresh_every": 1}, "exact"),
+        ({"refresh_every": 1, "rounding": "up"}, "bound"),
+        ({"refresh_every": 1, "rounding": "nearest"}, "estimate"),
+        ({"refresh_every": 7, "clipping": "individual"}, "exact"),
+        ({"refresh_every": 1, "clipping": "none", "noise_multiplier": 0}, "none"),
+    ],
+)
+def test_kind_says_what_an_individual_value_is_worth(changes, kind):
+    assert plan(**changes).kind == kind
+
+
+def test_plan_survives_the_way_through_plain_values():
+    for original in (plan(refreshes_per_epoch=3), plan(batch_size=None, sample_rate=0.3)):
+        assert Plan.from_dict(original.to_dict()) == original
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"n": 0}, "n=0"),
+        ({"delta": 0.0}, "delta=0.0"),
+        ({"delta": 1.0}, "delta=1.0"),
+        ({"noise_multiplier": 0.0}, "noise_multiplier=0.0"),
+        ({"noise_multiplier": float("nan")}, "noise_multiplier=nan"),
+        ({"max_grad_norm": -1.0}, "max_grad_norm=-1.0"),
+        ({"batch_size": 60_001}, "exceeds n=60000"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": None, "sample_rate": 256}, "Did you pass a batch size"),
+        ({"batch_size": None}, "batch_size .* or sample_rate"),
+        ({"sample_rate": 0.5}, "give one of them"),
+        ({"epochs": None}, "steps or epochs"),
+        ({"epochs": -1}, "epochs=-1"),
+        ({"steps": 5}, "disagree"),
+        ({"refresh_every": 0}, "refresh_every=0"),
+        ({"refresh_every": 2, "refreshes_per_epoch": 1}, "give one of them"),
+        ({"refreshes_per_epoch": 0}, "refreshes_per_epoch=0"),
+        ({"refresh_schedule": "late"}, "'early' or 'uniform'"),
+        ({"clipping": "some"}, "'max', 'individual' or 'none'"),
+        ({"clipping": "none"}, "0 with clipping='none'"),
+        ({"clipping": "none", "noise_multiplier": 0, "phases": ((5, {}),)}, "none with clipping"),
+        ({"clipping": "individual"}, "refreshes_per_epoch or refresh_every"),
+        ({"rounding": "down"}, "rounding='down'"),
+        ({"levels": 0}, "levels=0"),
+    ],
+)
+def test_wrong_constants_are_refused_with_their_value(changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        plan(**changes)
+
+
+def test_phases_change_what_they_name_and_keep_the_rest():
+    changed = plan(phases=((10, {"noise_multiplier": 4.0}), (20, {"max_grad_norm": 1.0})))
+    assert [(p.first, p.end) for p in changed.stretches] == [(0, 10), (10, 20), (20, 5859)]
+    assert [p.noise_std for p in changed.stretches] == [2.50631 * 2.0, 8.0, 4.0]
+    assert {p.sample_rate for p in changed.stretches} == {1024 / 60_000}
+    assert changed.phase(9).first == 0
+    assert changed.phase(10).first == 10
+    assert changed.phase(5858).first == 20
+    assert Plan.from_dict(changed.to_dict()) == changed
+
+
+def test_phases_that_change_nothing_cost_the_same():
+    same = plan(phases=((100, {"noise_multiplier": 2.50631}), (500, {"batch_size": 1024})))
+    assert same.worst_case() == pytest.approx(plan().worst_case(), rel=1e-12)
+
+
+def test_phases_compose():
+    changed = plan(phases=((3000, {"noise_multiplier": 5.0, "batch_size": 512}),))
+    assert plan(noise_multiplier=5.0, batch_size=512, steps=5859, epochs=None).worst_case() < (
+        changed.worst_case()
+    )
+    assert plan().worst_case(steps=3000) < changed.worst_case() < plan().worst_case()
+    assert changed.worst_case(steps=3000) == plan().worst_case(steps=3000)
+
+
+@pytest.mark.parametrize(
+    ("phases", "sentence"),
+    [
+        (((0, {}),), "a step after 0"),
+        (((5, {}), (5, {})), "a step after 5"),
+        (((5, {"delta": 0.1}),), "can't change 'delta'"),
+        (((5, {"noise_multiplier": 0}),), "noise_multiplier=0"),
+        (((5, {"batch_size": 70_000}),), "exceeds n"),
+    ],
+)
+def test_wrong_phases_are_refused(phases, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        plan(phases=phases)
+
+
+def test_a_run_without_steps_meets_any_target():
+    constants = {k: v for k, v in CONSTANTS.items() if k != "noise_multiplier"}
+    assert Plan.for_epsilon(1.0, **{**constants, "epochs": 0}).worst_case() == 0
+
+
+def test_a_loop_of_unknown_length_is_priced_by_the_steps_taken():
+    endless = plan(epochs=None, refresh_every=10)
+    assert endless.worst_case(steps=100) == plan().worst_case(steps=100)
+    assert [step for step in range(25) if endless.refresh_due(step)] == [0, 10, 20]
+    assert endless.kind == "estimate"
+    with pytest.raises(ValueError, match="after given steps"):
+        endless.worst_case()
+    with pytest.raises(ValueError, match="refresh_due"):
+        _ = endless.refresh_steps
+
+
+@pytest.mark.parametrize("changes", [{"refreshes_per_epoch": 2}, {"refresh_every": 3}, {}])
+def test_a_refresh_is_due_at_the_refresh_steps(changes):
+    short = plan(epochs=3, **changes)
+    due = [step for step in range(short.steps) if short.refresh_due(step)]
+    assert due == list(short.refresh_steps)
+
+
+def test_without_clipping_nothing_is_promised():
+    assert plan(clipping="none", noise_multiplier=0).worst_case() == np.inf
+    constants = {k: v for k, v in CONSTANTS.items() if k != "noise_multiplier"}
+    with pytest.raises(ValueError, match="meets no target"):
+        Plan.for_epsilon(1.0, clipping="none", **constants)

@@ -1,0 +1,85 @@
+import pickle
+import stat
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from epsilons.accounting import Epsilons
+
+SECRET = np.array([0.123456, 0.654321, 1.987654])
+
+
+def some(**changes):
+    facts = {
+        "values": SECRET,
+        "delta": 1e-5,
+        "method": "rdp",
+        "kind": "estimate",
+        "worst_case": 2.0,
+    }
+    return Epsilons(**{**facts, **changes})
+
+
+def test_no_text_of_it_shows_a_value():
+    eps = some()
+    for text in (repr(eps), str(eps), f"{eps}", repr([eps]), repr({"eps": eps})):
+        assert "<Epsilons n=3 δ=1e-05 rdp estimate>" in text
+        assert not any(str(value)[:5] in text for value in SECRET)
+
+
+def test_errors_show_no_value():
+    with pytest.raises(ValueError, match="shape") as refused:
+        some(values=SECRET[None])
+    assert "0.123" not in str(refused.value)
+
+
+def test_values_are_copied_and_cannot_be_changed():
+    mine = SECRET.copy()
+    eps = some(values=mine)
+    mine[0] = 9
+    assert eps.values[0] == SECRET[0]
+    with pytest.raises(ValueError, match="read-only"):
+        eps.values[0] = 0
+    with pytest.raises(AttributeError):
+        eps.delta = 0.1
+
+
+def test_pickling_keeps_everything():
+    eps = pickle.loads(pickle.dumps(some(upper=SECRET + 0.1)))
+    assert (eps.values == SECRET).all()
+    assert (eps.upper == SECRET + 0.1).all()
+    assert (eps.delta, eps.method, eps.kind, eps.worst_case) == (1e-5, "rdp", "estimate", 2.0)
+    assert not eps.values.flags.writeable
+
+
+def test_quantiles_are_values_rounded_up():
+    assert some().quantile(0.5) == SECRET[1]
+    assert some().quantile([0.0, 0.6, 1.0]).tolist() == [SECRET[0], SECRET[2], SECRET[2]]
+    with pytest.raises(ValueError, match="no examples"):
+        some(values=[]).quantile(0.5)
+
+
+def test_at_worst_case_marks_those_at_the_bound():
+    assert some(values=[1.0, 2.0, 2.0 * (1 - 1e-9)]).at_worst_case.tolist() == [False, True, True]
+    assert some(values=[1.0, np.inf], worst_case=np.inf).at_worst_case.tolist() == [False, True]
+
+
+def test_parquet_is_for_its_owner_alone(tmp_path):
+    path = tmp_path / "eps.parquet"
+    path.write_bytes(b"older")
+    path.chmod(0o644)
+    some().to_parquet(path, ids=["a", "b", "c"])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [entry.name for entry in tmp_path.iterdir()] == ["eps.parquet"]
+    table = pq.read_table(path)
+    assert table.column_names == ["id", "epsilon", "upper"]
+    assert table["epsilon"].to_pylist() == SECRET.tolist()
+    assert table.schema.metadata[b"kind"] == b"estimate"
+    assert float(table.schema.metadata[b"delta"]) == 1e-5
+
+
+def test_parquet_refuses_ids_that_do_not_fit_and_leaves_nothing(tmp_path):
+    with pytest.raises(ValueError, match="2 ids for 3 examples"):
+        some().to_parquet(tmp_path / "eps.parquet", ids=[1, 2])
+    assert list(tmp_path.iterdir()) == []

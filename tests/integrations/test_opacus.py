@@ -1,0 +1,375 @@
+"""The Opacus loop as its users write it, with one line added."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from opacus import PrivacyEngine
+from opacus.data_loader import DPDataLoader
+from opacus.optimizers import DPOptimizer
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from epsilons import (
+    Journal,
+    Plan,
+    Run,
+    individual_epsilons,
+    rdp_epsilon,
+    sampled_gaussian_rdp,
+)
+from epsilons.accounting.rdp import DEFAULT_ORDERS
+from epsilons.integrations.opacus import attach
+from epsilons.training import gradient_norms, supervised
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Secure RNG turned off"),
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
+    pytest.mark.filterwarnings("ignore:Optimal order is the"),
+]
+N, BATCH, SIGMA, BOUND = 120, 20, 1.2, 4.0
+LOSS = supervised(nn.CrossEntropyLoss(reduction="none"))
+MODES = ["hooks", "functorch", "ghost"]
+
+
+def data(n=N):
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(n) % 3
+    x = torch.randn(n, 1, 6, 6, generator=generator)
+    x[:, 0, 0, :3] += 2 * nn.functional.one_hot(y, 3)
+    return TensorDataset(x, y)
+
+
+def network(dropout=0.0):
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return nn.Sequential(
+            nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Dropout(dropout), nn.Linear(48, 3)
+        )
+
+
+def private(mode="hooks", model=None, dataset=None, accountant="rdp", **options):
+    """Engine, model, optimizer, criterion and loader as make_private gives them."""
+    model = network() if model is None else model
+    engine = PrivacyEngine(accountant=accountant)
+    criterion = nn.CrossEntropyLoss()
+    made = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
+        data_loader=DataLoader(data() if dataset is None else dataset, batch_size=BATCH),
+        criterion=criterion,
+        noise_multiplier=SIGMA,
+        max_grad_norm=BOUND,
+        grad_sample_mode=mode,
+        **options,
+    )
+    if mode == "ghost":
+        return engine, *made
+    return engine, made[0], made[1], criterion, made[2]
+
+
+def loop(model, optimizer, criterion, loader, epochs=2, each_step=lambda: None):
+    for _ in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            criterion(model(x), y).backward()
+            each_step()
+            optimizer.step()
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        yield
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_epsilons_are_those_of_our_own_loop_on_the_same_norms(tmp_path, mode):
+    _, model, optimizer, criterion, loader = private(mode)
+    with attach(
+        model, optimizer, loader, loss_fn=LOSS, dataset=data(), out=tmp_path / "run",
+        refresh_every=1,
+    ) as attached:  # fmt: skip
+        norms = []
+
+        def note():
+            twin = network()
+            twin.load_state_dict(model._module.state_dict())
+            norms.append(gradient_norms(twin, LOSS, data(), batch_size=N))
+
+        loop(model, optimizer, criterion, loader, epochs=1, each_step=note)
+        found = attached.epsilons()
+    plan = Plan(
+        n=N, sample_rate=1 / 6, steps=6, noise_multiplier=SIGMA, max_grad_norm=BOUND, delta=1e-5,
+        refresh_every=1,
+    )  # fmt: skip
+    with Journal.create(tmp_path / "ours.sqlite", plan) as ours:
+        for step, row in enumerate(norms):
+            ours.record(step, row)
+            ours.charge(step)
+        expected = ours.epsilons()
+    # recorded norms carry 2e-5 for their own rounding
+    np.testing.assert_allclose(found.values, expected.values, rtol=1e-4)
+    assert found.kind == "exact"
+    assert len(np.unique(found.values)) > N // 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_worst_case_under_rdp_is_opacus_own(tmp_path, mode):
+    engine, model, optimizer, criterion, loader = private(mode)
+    with attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run") as attached:
+        loop(model, optimizer, criterion, loader)
+    theirs = engine.get_epsilon(1e-5)
+    plan = attached.run.plan
+    assert attached.run.epsilons(method="rdp").worst_case == pytest.approx(theirs, rel=2e-3)
+    orders = np.union1d(DEFAULT_ORDERS, engine.accountant.DEFAULT_ALPHAS)
+    rdp = 12 * sampled_gaussian_rdp(plan.noise_multiplier, plan.sample_rate, orders)
+    assert rdp_epsilon(orders, rdp, 1e-5) <= theirs * (1 + 1e-12)
+    assert engine.accountant.history == [(SIGMA, 1 / 6, 12)]
+    assert attached.run.journal.steps_charged == 12
+
+
+def test_accounting_changes_no_weight(tmp_path):
+    weights = []
+    for attached in (False, True):
+        torch.manual_seed(5)
+        _, model, optimizer, criterion, loader = private()
+        if attached:
+            attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run", refresh_every=1)
+        loop(model, optimizer, criterion, loader)
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+@pytest.mark.parametrize("early", [True, False])
+def test_physical_batches_are_one_step(tmp_path, mode, early):
+    _, model, optimizer, criterion, loader = private(mode)
+    manager = BatchMemoryManager(
+        data_loader=loader, max_physical_batch_size=7, optimizer=optimizer
+    )  # fmt: skip
+    with manager as small:
+        given = loader if early else small
+        attached = attach(model, optimizer, given, loss_fn=LOSS, out=tmp_path / "run")
+        loop(model, optimizer, criterion, small, epochs=1)
+    assert attached.run.journal.steps_charged == 6
+
+
+def test_models_that_are_not_wrapped(tmp_path):
+    model = network()
+    _, hooks, optimizer, criterion, loader = private(model=model, wrap_model=False)
+    with attach(hooks, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run") as attached:
+        loop(model, optimizer, criterion, loader)
+    assert attached.run.journal.steps_charged == 12
+    hooks.cleanup()
+
+
+def test_the_run_folder_is_complete_and_the_optimizer_let_go(tmp_path):
+    _, model, optimizer, criterion, loader = private()
+    before = optimizer.step_hook
+    with attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run"):
+        loop(model, optimizer, criterion, loader)
+    assert optimizer.step_hook is before
+    run = Run.open(tmp_path / "run")
+    assert run.finished
+    assert run.journal.verify().sealed
+    assert run.journal.refreshes == (0, 2, 4, 6, 8, 10)
+
+
+def test_opacus_norms_above_the_bound_cost_the_worst_case(tmp_path):
+    _, model, optimizer, criterion, loader = private()
+    with attach(
+        model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run", refresh_every=1
+    ) as attached:
+        loop(model, optimizer, criterion, loader, epochs=1)
+    journal = attached.run.journal
+    norms = np.stack([journal.norms(step) for step in range(6)])
+    expected = individual_epsilons(
+        norms, np.ones(6, dtype=int), sample_rate=1 / 6, noise_std=SIGMA * BOUND,
+        max_grad_norm=BOUND, delta=1e-5,
+    )  # fmt: skip
+    np.testing.assert_allclose(attached.epsilons().values, expected.values, rtol=1e-6)
+    assert ((norms >= BOUND).all(0) <= attached.epsilons().at_worst_case).all()
+
+
+def test_dropout_is_an_estimate(tmp_path):
+    _, model, optimizer, criterion, loader = private(model=network(dropout=0.3))
+    with attach(
+        model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run", refresh_every=1
+    ) as attached:
+        loop(model, optimizer, criterion, loader, epochs=1)
+    assert attached.epsilons().kind == "estimate"
+
+
+def refused(sentence, tmp_path, model, optimizer, loader, **options):
+    with pytest.raises(ValueError, match=sentence):
+        attach(model, optimizer, loader, **{"loss_fn": LOSS, "out": tmp_path / "run", **options})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("loader", "sentence"),
+    [
+        (
+            lambda: DataLoader(data(), batch_size=20, shuffle=True),
+            "by BatchSampler, not by Poisson",
+        ),
+        (
+            lambda: DataLoader(
+                data(), sampler=torch.utils.data.WeightedRandomSampler([1.0] * N, N), batch_size=20
+            ),
+            "not by Poisson sampling",
+        ),
+        (
+            lambda: DataLoader(data(), batch_sampler=[[0, 1], [2, 3]]),
+            "by list, not by Poisson sampling",
+        ),
+    ],
+)
+def test_batches_that_are_no_poisson_samples_are_refused(tmp_path, loader, sentence):
+    _, model, optimizer, _, _ = private(poisson_sampling=False)
+    refused(sentence, tmp_path, model, optimizer, loader())
+
+
+def test_a_rate_that_is_not_the_loaders_is_refused(tmp_path):
+    _, model, optimizer, _, _ = private()
+    other = DPDataLoader(data(), sample_rate=0.5)
+    refused("charges for a rate of 0.1666.*draws each example with 0.5", tmp_path, model,
+            optimizer, other)  # fmt: skip
+
+
+def test_opacus_own_rounding_of_the_number_of_batches_is_no_other_rate(tmp_path):
+    many = data(93 * BATCH)  # int(1 / (1 / 93)) is 92
+    _, model, optimizer, _, loader = private(dataset=many)
+    assert len(loader) == 92
+    attached = attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run")
+    assert attached.run.plan.sample_rate == pytest.approx(1 / 93)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (dict(clipping="per_layer", max_grad_norm=[0.1] * 4), "DPPerLayerOptimizer"),
+        (
+            dict(clipping="adaptive", target_unclipped_quantile=0.5, clipbound_learning_rate=0.2,
+                 max_clipbound=1.0, min_clipbound=0.1, unclipped_num_std=2.0),
+            "AdaClipDPOptimizer",
+        ),
+    ],
+)  # fmt: skip
+def test_other_clippings_are_refused(tmp_path, options, sentence):
+    model = network()
+    engine = PrivacyEngine(accountant="rdp")
+    options = {"max_grad_norm": BOUND, "noise_multiplier": SIGMA, **options}
+    model, optimizer, loader = engine.make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data(), batch_size=BATCH), **options,
+    )  # fmt: skip
+    refused(f"the optimizer is a {sentence}", tmp_path, model, optimizer, loader)
+
+
+def test_a_model_or_optimizer_without_opacus_is_refused(tmp_path):
+    _, model, optimizer, _, loader = private()
+    refused("model is a Sequential; expected the first", tmp_path, model._module, optimizer, loader)
+    plain = torch.optim.SGD(model.parameters(), lr=1.0)
+    refused("the optimizer is a SGD", tmp_path, model, plain, loader)
+
+
+def test_another_data_set_is_refused(tmp_path):
+    _, model, optimizer, _, loader = private()
+    refused("has 60 examples and the loader draws from 120", tmp_path, model, optimizer, loader,
+            dataset=data(60))  # fmt: skip
+
+
+def test_parameters_that_clipping_does_not_count_are_refused(tmp_path):
+    model = network()
+    engine = PrivacyEngine()
+    model, optimizer, loader = engine.make_private(
+        module=model, optimizer=torch.optim.SGD(model[4].parameters(), lr=0.1),
+        data_loader=DataLoader(data(), batch_size=BATCH), noise_multiplier=SIGMA,
+        max_grad_norm=BOUND,
+    )  # fmt: skip
+    refused("does not hold the model's trainable parameters", tmp_path, model, optimizer, loader)
+
+
+def test_ghost_clipping_to_another_bound_than_the_noise_is_refused(tmp_path):
+    _, model, optimizer, _, loader = private("ghost")
+    model.max_grad_norm = 2.0
+    refused("clips to 2.0 and the optimizer's noise is for 4.0", tmp_path, model, optimizer, loader)
+
+
+@pytest.mark.parametrize("name", ["noise_multiplier", "max_grad_norm"])
+def test_noise_or_bound_that_change_stop_the_loop_before_the_step(tmp_path, name):
+    _, model, optimizer, criterion, loader = private()
+    attached = attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run")
+    loop(model, optimizer, criterion, loader, epochs=1)
+    setattr(optimizer, name, 0.5)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=f"{name} is 0.5 at step 6 and was"):
+        loop(model, optimizer, criterion, loader, epochs=1)
+    assert attached.run.journal.steps_charged == 6
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_a_loss_that_is_not_the_loops_is_found_at_the_first_step(tmp_path, mode):
+    _, model, optimizer, criterion, loader = private(mode)
+    attach(model, optimizer, loader, loss_fn=lambda m, b: 3 * LOSS(m, b), out=tmp_path / "run")
+    with pytest.raises(ValueError, match="are not those of loss_fn"):
+        loop(model, optimizer, criterion, loader)
+
+
+def test_a_summed_loss_under_mean_reduction_is_found(tmp_path):
+    _, model, optimizer, _, loader = private()
+    attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run")
+    with pytest.raises(ValueError, match="Does the loop's reduction match"):
+        loop(model, optimizer, nn.CrossEntropyLoss(reduction="sum"), loader)
+
+
+def test_a_summed_loss_under_sum_reduction_is_fine(tmp_path):
+    _, model, optimizer, _, loader = private(loss_reduction="sum")
+    attached = attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run")
+    loop(model, optimizer, nn.CrossEntropyLoss(reduction="sum"), loader, epochs=1)
+    assert attached.run.journal.steps_charged == 6
+
+
+def test_accumulated_batches_are_refused(tmp_path):
+    _, model, optimizer, criterion, loader = private()
+    model.allow_grad_accumulation()
+    attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run")
+    (x, y), (x2, y2) = list(loader)[:2]
+    criterion(model(x), y).backward()
+    criterion(model(x2), y2).backward()
+    with pytest.raises(ValueError, match="2 batches were accumulated"):
+        optimizer.step()
+
+
+def test_users_own_hooks_stay_in_their_places(tmp_path):
+    model = network()
+    seen = []
+    model[0].register_forward_hook(lambda *_: seen.append("mine"))
+    _, model, optimizer, criterion, loader = private(model=model)
+    hooks = [list(m._forward_hooks) for m in model._module.modules()]
+    with attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run"):
+        loop(model, optimizer, criterion, loader, epochs=1)
+    assert [list(m._forward_hooks) for m in model._module.modules()] == hooks
+    assert seen
+
+
+def test_empty_batches_are_steps(tmp_path):
+    _, model, optimizer, criterion, _ = private(poisson_sampling=False)
+    optimizer.attach_step_hook(None)
+    rare = DPDataLoader(data(), sample_rate=1e-6)
+    rare.batch_sampler.steps = 3
+    model.forbid_grad_accumulation()
+    attached = attach(
+        model, optimizer, rare, loss_fn=LOSS, out=tmp_path / "run", refresh_every=1
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loop(model, optimizer, lambda out, y: criterion(out, y).nan_to_num(), rare, epochs=1)
+    assert attached.run.journal.steps_charged == 3
+    assert isinstance(optimizer, DPOptimizer)

@@ -1,0 +1,173 @@
+import json
+import math
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from folders import make_run
+
+from epsilons.release import (
+    owner_statement,
+    release_mean,
+    statement_html,
+    statement_text,
+)
+from epsilons.release.composition import gaussian_epsilon
+from epsilons.release.owner import chain_rule, detection
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Three records are Ann's, the others have an owner each."""
+    owners = ["ann"] * 3 + [f"owner-{k}" for k in range(117)]
+    return make_run(tmp_path_factory.mktemp("runs") / "run", n=120, owners=owners)
+
+
+@pytest.fixture(scope="module")
+def before(run):
+    """Statements of one record and of three before anything was published, and after."""
+    return owner_statement(run, "owner-0"), owner_statement(run, "ann")
+
+
+@pytest.fixture(scope="module")
+def after(run, before):
+    release_mean(run, epsilon=0.5)
+    return owner_statement(run, "owner-0"), owner_statement(run, "ann")
+
+
+def test_a_record_alone_has_its_own_epsilon_and_the_runs_worst_case(run, before):
+    one, _ = before
+    assert one.individual == one.records[0].epsilon == run.epsilons().values[3]
+    assert one.worst_case == one.training_worst_case == run.plan.worst_case()
+    assert (one.kind, one.steps, one.delta) == ("estimate", 100, 1e-5)
+
+
+def test_publications_raise_every_bound_by_less_than_they_cost(before, after):
+    for then, now in zip(before, after, strict=True):
+        assert then.worst_case < now.worst_case
+        assert then.individual < now.individual < now.worst_case
+        for old, new in zip(then.records, now.records, strict=True):
+            assert old.epsilon < new.epsilon < old.epsilon + 0.52
+    assert [now.releases for now in after] == [1, 1]
+
+
+def test_several_records_are_bounded_by_more_than_their_sum(before):
+    _, ann = before
+    assert len(ann.records) == 3
+    assert sum(record.epsilon for record in ann.records) < ann.individual < ann.worst_case
+    assert ann.worst_case > 3 * ann.training_worst_case
+
+
+@pytest.mark.parametrize("mus", [[0.3], [0.2, 0.2], [0.1, 0.3, 0.2]])
+def test_the_chain_rule_spends_exactly_the_stated_delta(mus):
+    asked = []
+
+    def profile(mu):
+        def at(delta):
+            asked.append((delta, gaussian_epsilon(mu, delta)))
+            return asked[-1][1]
+
+        return at
+
+    total = chain_rule([profile(mu) for mu in mus], 1e-5)
+    spent, so_far = 0.0, 0.0
+    for delta, epsilon in asked:
+        spent += delta * math.exp(so_far)
+        so_far += epsilon
+    assert total == pytest.approx(so_far)
+    assert spent == pytest.approx(1e-5)
+    # Records that are moved together move a Gaussian by the sum of their distances.
+    assert total >= gaussian_epsilon(sum(mus), 1e-5)
+
+
+def test_very_many_records_have_no_bound():
+    assert chain_rule([lambda d: 10.0] * 100, 1e-5) == math.inf
+
+
+@pytest.mark.parametrize(("epsilon", "expected"), [(0.0, 0.01001), (1.0, 0.02719), (9.0, 1.0)])
+def test_detection_is_bounded_by_e_to_the_epsilon_times_false_alarms_plus_delta(epsilon, expected):
+    assert detection(epsilon, 1e-5) == pytest.approx(expected, abs=1e-5)
+    assert detection(math.inf, 1e-5) == 1
+
+
+def test_the_text_guarantees_the_worst_case_only(after):
+    one, _ = after
+    text = statement_text(one)
+    guarantee, observed = text.split("What this training did")
+    worst, mine = (f"{math.ceil(x * 1e4) / 1e4:.4f}" for x in (one.worst_case, one.individual))
+    assert "false-alarm rate of 1 %" in guarantee
+    assert "all intermediate models" in guarantee
+    assert worst in guarantee
+    assert mine not in guarantee
+    assert mine in observed
+    assert "models held fixed" in observed
+    assert "not a guarantee" in observed
+    assert one.date in text
+
+
+def test_an_estimate_is_called_approximate_and_others_are_not(after):
+    one, _ = after
+    assert "approximate" in statement_text(one)
+    assert "approximate" not in statement_text(replace(one, kind="exact"))
+    assert one.to_dict()["detection"]["along_trajectory_is"] == "approximate"
+
+
+def test_a_run_with_a_known_seed_says_that_nothing_holds(after):
+    one, _ = after
+    assert "nothing here holds" in statement_text(replace(one, seeded=True))
+    assert "seed" not in statement_text(one)
+
+
+def test_figures_are_rounded_up(after):
+    one, _ = after
+    shown = statement_text(replace(one, worst_case=1.00001, individual=0.50001))
+    assert "1.0001" in shown
+    assert "0.5001" in shown
+
+
+def test_json_has_no_infinity(after):
+    one, _ = after
+    content = json.dumps(replace(one, worst_case=math.inf).to_dict(), allow_nan=False)
+    assert json.loads(content)["worst_case"] is None
+
+
+def test_html_is_whole_escaped_and_asks_nothing_of_the_network(after):
+    one, _ = after
+    page = statement_html(replace(one, owner="<script>alert(1)</script>"))
+    open_tags = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag, attributes):
+            assert not {"src", "href"} & {name for name, _ in attributes}
+            if tag != "meta":
+                open_tags.append(tag)
+
+        def handle_endtag(self, tag):
+            assert open_tags.pop() == tag
+
+    Reader().feed(page)
+    assert not open_tags
+    assert "<script>" not in page
+
+
+@pytest.mark.parametrize("unknown", ["nobody", "id-00003", "", "ann ", "owner"])
+def test_an_unknown_owner_learns_nothing_of_others(run, unknown):
+    with pytest.raises(ValueError, match="no record of") as refused:
+        owner_statement(run, unknown)
+    assert str(refused.value) == f"no record of {unknown!r} is in this run"
+
+
+def test_without_owners_a_record_is_known_by_its_id(tmp_path):
+    run = make_run(tmp_path / "run", n=40)
+    found = owner_statement(run, "id-00007")
+    assert found.records[0].id == "id-00007"
+    assert found.individual == run.epsilons().values[7]
+
+
+def test_another_owners_records_do_not_appear(after, run):
+    _, ann = after
+    text = statement_text(ann) + statement_html(ann) + json.dumps(ann.to_dict())
+    others = run.examples.ids[3:]
+    assert not [name for name in others.tolist() if name in text]
+    assert not np.isin(run.epsilons().values[3:], [r.training_epsilon for r in ann.records]).any()

@@ -1,0 +1,52 @@
+import json
+import sys
+
+import pytest
+from folders import make_run
+
+from epsilons.cli import main
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("runs") / "run", n=400).path
+
+
+@pytest.fixture
+def epsilons(monkeypatch, capsys):
+    """Runs the command line; returns its exit code, stdout and stderr."""
+
+    def run(*arguments):
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(sys, "argv", ["epsilons", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        shown = capsys.readouterr()
+        return left.value.code, shown.out, shown.err
+
+    return run
+
+
+def test_publish_prints_statistics_cost_and_total(folder, epsilons):
+    code, out, _ = epsilons("publish", folder, "--epsilon", "0.8", "--quantiles", "0.5")
+    assert code == 0
+    for word in ("mean", "0.5 quantile", "releases", "ε = 0.8", "total"):
+        assert word in out
+    code, out, err = epsilons("publish", folder, "--epsilon", "0.95", "--quantiles", "0.5")
+    assert (code, out) == (2, "")
+    assert "is more than is left" in err
+
+
+def test_owner_prints_a_statement_in_the_format_asked_for(folder, epsilons):
+    assert "What is guaranteed" in epsilons("owner", folder, "id-00001")[1]
+    found = json.loads(epsilons("owner", folder, "id-00001", "--format", "json")[1])
+    assert found["records"][0]["id"] == "id-00001"
+    code, _, err = epsilons("owner", folder, "id-00001", "--format", "pdf")
+    assert code == 2
+    assert "choose one of text, json, html" in err
+
+
+def test_an_unknown_id_is_one_sentence(folder, epsilons):
+    code, out, err = epsilons("owner", folder, "nobody")
+    assert (code, out) == (2, "")
+    assert err.strip() == "error: no record of 'nobody' is in this run"

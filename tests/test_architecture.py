@@ -1,0 +1,92 @@
+"""The walls of the house, read from the imports."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "epsilons"
+
+# Each room and the rooms it may look into.
+GROUND = {"files", "terminal"}
+ACCOUNTING = {"accounting"} | GROUND
+FACTS = {"journal", "examples", "chain", "held"} | ACCOUNTING
+RUNS = {"runs"} | FACTS
+ALLOWED = {
+    "files": set(),
+    "terminal": set(),
+    "accounting": GROUND,
+    "chain": GROUND,
+    "held": set(),
+    "journal": ACCOUNTING | {"chain", "held"},
+    "examples": ACCOUNTING,
+    "measured": ACCOUNTING,
+    "runs": FACTS,
+    "training": RUNS,
+    "analysis": RUNS,
+    "release": RUNS,
+    "data": RUNS,
+    "models": set(),
+    "report": RUNS | {"analysis"},
+    "integrations": RUNS | {"training"},
+    "settings": ACCOUNTING,
+    "job": RUNS | {"training", "data", "models", "settings", "release"},
+    "cli": RUNS | {"analysis", "release", "report", "job", "measured", "settings"},
+    "__init__": RUNS,
+    "__main__": {"cli"},
+}
+TORCH_ROOMS = {"training", "data", "models", "integrations", "job"}
+
+
+def imports(file: Path) -> set[str]:
+    """Absolute dotted names of everything the file imports."""
+    package = ("epsilons", *file.relative_to(PACKAGE).parent.parts)
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            found |= {f"{module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def room(file: Path) -> str:
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_imports_follow_the_arrows(file):
+    for name in imports(file):
+        parts = name.split(".")
+        if (
+            parts[0] == "epsilons"
+            and len(parts) > 1
+            and (PACKAGE / parts[1]).exists() | (PACKAGE / f"{parts[1]}.py").exists()
+        ):
+            assert parts[1] in ALLOWED[room(file)] | {room(file)}, f"{file.name} imports {name}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_only_the_torch_rooms_import_torch(file):
+    if room(file) not in TORCH_ROOMS:
+        assert not {name for name in imports(file) if name.split(".")[0] == "torch"}
+
+
+def test_importing_the_package_finds_no_torch():
+    code = "import epsilons, sys; print([m for m in sys.modules if m.split('.')[0] == 'torch'])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_every_room_stands_in_the_architecture_page():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for name in sorted({room(file) for file in FILES} - {"__main__"}):
+        assert name in page

@@ -1,0 +1,168 @@
+"""train, resume, status, verify and export, as typed."""
+
+import os
+import pty
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from epsilons import Run, job
+from epsilons.cli import app, main
+from epsilons.settings import Settings
+
+CONFIG = """
+data = "digits"
+model = "logistic"
+lr = 2.0
+noise_multiplier = 2.0
+delta = 1e-4
+max_grad_norm = 1.0
+batch_size = 256
+steps = 12
+refresh_every = 4
+seed = 3
+"""
+
+
+class Shown(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def typed(folder, monkeypatch, capsys):
+    """The command line in this process, in the folder."""
+
+    def run(*arguments):
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("COLUMNS", "120")
+        monkeypatch.setattr(sys, "argv", ["epsilons", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Shown(ended.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a config and a finished run of it."""
+    place = tmp_path_factory.mktemp("runs")
+    (place / "run.toml").write_text(CONFIG)
+    run = job.train(Settings.read(place / "run.toml", ["steps=8"]), place / "done")
+    run.journal.close()
+    return place
+
+
+def test_train_shows_accuracy_worst_case_and_kind(typed):
+    shown = typed("train", "run.toml", "--out", "fresh").stdout
+    assert re.search(r"test accuracy +\d+\.\d% of 360", shown)
+    assert "estimate for each of 1437 examples" in shown
+
+
+def test_status_says_steps_kind_worst_case_and_chain(folder, typed):
+    shown = typed("status", "done").stdout
+    worst = Run.open(folder / "done").epsilons().worst_case
+    assert "8 of 8 charged" in shown
+    assert "(finished)" in shown
+    assert f"ε = {worst:.3f}" in shown
+    assert re.search(r"at worst case +\d+\.\d%", shown)
+    assert re.search(r"chain +OK, \d+ entries, sealed", shown)
+
+
+def test_verify_holds_and_then_finds_a_change(folder, typed):
+    assert typed("verify", "done").stdout.startswith("OK:")
+    subprocess.run(["cp", "-r", folder / "done", folder / "changed"], check=True)
+    with sqlite3.connect(folder / "changed/private/journal.sqlite") as journal:
+        journal.execute("UPDATE entry SET facts = replace(facts, 'false', 'true')")
+    journal.close()
+    shown = typed("verify", "changed")
+    assert shown.returncode == 2
+    assert "is not the file that was sealed" in shown.stderr
+
+
+def test_export_writes_a_private_table(folder, typed):
+    shown = typed("export", "done", "--to", "eps.parquet")
+    assert shown.returncode == 0
+    table = pq.read_table(folder / "eps.parquet")
+    run = Run.open(folder / "done")
+    assert table["id"].to_pylist() == run.examples.ids.tolist()
+    np.testing.assert_array_equal(table["epsilon"].to_numpy(), run.epsilons().values)
+    assert (folder / "eps.parquet").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "run.toml", "ephocs=3", "--out", "x"], "did you mean 'epochs'?"),
+        (["train", "none.toml", "--out", "x"], "none.toml is not there"),
+        (["train", "run.toml", "--out", "done"], "holds a run already"),
+        (["train", "run.toml"], "--out"),
+        (["resume", "done"], "is finished"),
+        (["status", "."], "is not a run folder"),
+        (["export", "done", "--to", "no/such/place.parquet"], "No such file"),
+    ],
+)
+def test_wrong_use_is_one_sentence(typed, arguments, sentence):
+    shown = typed(*arguments)
+    assert shown.returncode == 2
+    assert sentence in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+def test_help_says_who_may_read_the_output():
+    verbs = {verb.callback.__name__: verb.callback.__doc__ for verb in app.registered_commands}
+    for name in ("train", "resume", "status", "verify", "export"):
+        assert "for the curator" in verbs[name]
+
+
+def test_ctrl_c_in_a_terminal_and_resume_end_as_if_undisturbed(folder, typed):
+    """A terminal sends SIGINT for the byte 3; the bar shows when training has begun."""
+    long = ["run.toml", "steps=150", "refresh_every=50"]
+    terminal, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "epsilons", "train", *long, "--out", "stopped"],
+        cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),
+    )  # fmt: skip
+    os.close(theirs)
+    shown = b""
+    begun = time.monotonic()
+    while b"/150" not in shown and time.monotonic() - begun < 120:
+        shown += os.read(terminal, 1024)
+    os.write(terminal, b"\x03")
+    try:
+        while part := os.read(terminal, 1024):
+            shown += part
+    except OSError:
+        pass  # the terminal is closed when the process has ended
+    os.close(terminal)
+    assert process.wait(60) == 130
+    assert b"can be resumed" in shown
+    stopped = Run.open(folder / "stopped")
+    assert 0 < stopped.journal.steps_charged <= 150
+    stopped.journal.close()
+    status = typed("status", "stopped").stdout
+    assert "epsilons resume goes on" in status
+
+    assert typed("resume", "stopped").returncode == 0
+    assert typed("train", *long, "--out", "whole").returncode == 0
+    one, other = (Run.open(folder / name) for name in ("stopped", "whole"))
+    np.testing.assert_array_equal(one.epsilons().values, other.epsilons().values)
+    np.testing.assert_array_equal(one.examples.losses, other.examples.losses)
+
+
+def test_the_configs_of_the_docs_are_valid():
+    files = sorted((Path(__file__).parent.parent / "docs" / "configs").glob("*.toml"))
+    assert files
+    for file in files:
+        Settings.read(file)

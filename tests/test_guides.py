@@ -1,0 +1,74 @@
+"""Each guide of the docs, followed word by word."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from epsilons.cli import main
+
+GUIDES = Path(__file__).parent.parent / "docs" / "guides"
+
+
+def blocks(name):
+    """(language, text) of the guide's code, in order."""
+    page = (GUIDES / name).read_text(encoding="utf-8")
+    return re.findall(r"```(\w+)\n(.*?)```", page, flags=re.DOTALL)
+
+
+def follow(name, monkeypatch):
+    """Do what the guide says in the current folder; what was typed comes back."""
+    names = {}
+    typed = []
+    for language, text in blocks(name):
+        if language == "python":
+            exec(compile(text, name, "exec"), names)
+        elif language == "toml":
+            Path(text.split("\n")[0].removeprefix("# ")).write_text(text, encoding="utf-8")
+        elif language == "sh":
+            for line in text.strip().splitlines():
+                monkeypatch.setattr(sys, "argv", shlex.split(line))
+                with pytest.raises(SystemExit) as ended:
+                    main()
+                assert not ended.value.code, line
+                typed.append(line)
+    return names, typed
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_own_loop(monkeypatch):
+    names, _ = follow("own_loop.md", monkeypatch)
+    assert names["eps"].worst_case <= 3.0
+    assert names["run"].examples.correct.mean() > 0.7
+
+
+@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.filterwarnings("ignore:Optimal order is the")
+def test_opacus(monkeypatch):
+    names, _ = follow("opacus.md", monkeypatch)
+    theirs = names["engine"].get_epsilon(1e-5)
+    assert names["eps"].worst_case < theirs
+    by_rdp = names["attached"].run.epsilons(method="rdp").worst_case
+    assert by_rdp == pytest.approx(theirs, rel=1e-3)
+
+
+def test_command_line(monkeypatch, capsys):
+    _, typed = follow("command_line.md", monkeypatch)
+    assert [line.split()[1] for line in typed] == ["train", "status", "verify", "export"]
+    shown = capsys.readouterr().out
+    accuracy = float(re.search(r"test accuracy +([\d.]+)%", shown)[1])
+    assert accuracy > 70
+    assert Path("eps.parquet").stat().st_mode & 0o777 == 0o600
+
+
+def test_every_link_of_the_guides_leads_somewhere():
+    for page in GUIDES.glob("*.md"):
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,304 @@
+import stat
+
+import numpy as np
+import pytest
+
+from epsilons import Journal, Plan, individual_epsilons
+
+
+def small_plan(**changes):
+    constants = dict(
+        n=7, sample_rate=0.1, steps=50, noise_multiplier=1.5, max_grad_norm=2.0, delta=1e-5
+    )
+    return Plan(**{**constants, "refresh_every": 10, **changes})
+
+
+@pytest.fixture
+def norms():
+    return np.random.default_rng(1).uniform(0, 3, size=(5, 7))
+
+
+def filled(path, plan, norms):
+    journal = Journal.create(path, plan)
+    for step, row in zip(plan.refresh_steps, norms, strict=False):
+        journal.record(step, row)
+        journal.charge(step, step + 9)
+    return journal
+
+
+def test_journal_gives_the_epsilons_of_its_rows(tmp_path, norms):
+    journal = filled(tmp_path / "j", small_plan(), norms)
+    direct = individual_epsilons(
+        norms, np.full(5, 10), sample_rate=0.1, noise_std=3.0, max_grad_norm=2.0, delta=1e-5,
+        method="rdp",
+    )  # fmt: skip
+    np.testing.assert_array_equal(journal.epsilons(method="rdp").values, direct.values)
+
+
+def test_histories_do_not_depend_on_the_chunk(tmp_path, norms):
+    journal = filled(tmp_path / "j", small_plan(), norms)
+    whole = np.concatenate([block for block, _ in journal.histories(chunk=3)], axis=1)
+    np.testing.assert_array_equal(whole, norms)
+    for _, steps in journal.histories(chunk=3):
+        np.testing.assert_array_equal(steps, np.full(5, 10))
+
+
+def test_what_was_written_is_read_after_reopening(tmp_path, norms):
+    before = filled(tmp_path / "j", small_plan(), norms)
+    values = before.epsilons().values
+    before.close()
+    with Journal.open(tmp_path / "j") as again:
+        assert again.plan == small_plan()
+        assert again.refreshes == (0, 10, 20, 30, 40)
+        assert again.steps_charged == 50
+        np.testing.assert_array_equal(again.norms(20), norms[2])
+        np.testing.assert_array_equal(again.epsilons().values, values)
+
+
+def test_ids_are_kept(tmp_path):
+    names = np.array(["ä", "b", "c", "d", "e", "f", "long-name"])
+    Journal.create(tmp_path / "j", small_plan(), ids=names).close()
+    with Journal.open(tmp_path / "j") as journal:
+        np.testing.assert_array_equal(journal.ids, names)
+
+
+def test_only_charged_steps_are_priced(tmp_path):
+    journal = Journal.create(tmp_path / "j", small_plan())
+    journal.record(0, np.ones(7))
+    assert (journal.epsilons().values == 0).all()
+    journal.charge(0, 4)
+    some = journal.epsilons().values
+    journal.charge(5, 9)
+    assert (some > 0).all()
+    assert (journal.epsilons().values > some).all()
+
+
+def test_a_norm_always_at_the_bound_costs_the_worst_case(tmp_path):
+    plan = small_plan()
+    journal = filled(tmp_path / "j", plan, np.full((5, 7), 2.0))
+    found = journal.epsilons()
+    np.testing.assert_allclose(found.values, plan.worst_case(), rtol=1e-12)
+    assert found.worst_case == pytest.approx(plan.worst_case(), rel=1e-12)
+
+
+def test_steps_before_the_first_record_cost_the_worst_case(tmp_path):
+    journal = Journal.create(tmp_path / "j", small_plan(refresh_every=None))
+    journal.charge(0, 49)
+    np.testing.assert_allclose(journal.epsilons().values, small_plan().worst_case(), rtol=1e-12)
+    late = Journal.create(tmp_path / "late", small_plan(refresh_every=25))
+    late.charge(0, 24)
+    late.record(25, np.zeros(7))
+    late.charge(25, 49)
+    np.testing.assert_allclose(
+        late.epsilons().values, small_plan().worst_case(steps=25), rtol=1e-12
+    )
+
+
+def test_a_norm_that_is_no_number_costs_the_worst_case(tmp_path):
+    journal = Journal.create(tmp_path / "j", small_plan())
+    journal.record(0, [np.nan, np.inf, 2.0, 1e300, 0, 0, 0])
+    journal.charge(0, 9)
+    values = journal.epsilons().values
+    np.testing.assert_allclose(values[:4], small_plan().worst_case(steps=10), rtol=1e-12)
+    assert (values[4:] == 0).all()
+
+
+def test_recording_and_charging_the_same_again_changes_nothing(tmp_path, norms):
+    once = filled(tmp_path / "once", small_plan(), norms)
+    twice = Journal.create(tmp_path / "twice", small_plan())
+    for step, row in zip(small_plan().refresh_steps, norms, strict=True):
+        for _ in range(2):
+            twice.record(step, row)
+        for _ in range(2):
+            twice.charge(step, step + 9)
+            twice.record(step, row)
+    assert twice.verify().entries == once.verify().entries
+    np.testing.assert_array_equal(twice.epsilons().values, once.epsilons().values)
+
+
+def test_steps_taken_again_after_a_restart_are_paid_again(tmp_path):
+    journal = Journal.create(tmp_path / "j", small_plan())
+    journal.record(0, np.full(7, 2.0))
+    journal.charge(0, 9)
+    journal.record(10, np.full(7, 2.0))
+    journal.charge(10, 19)
+    journal.restart(5)
+    assert journal.steps_charged == 5
+    journal.charge(5, 9)
+    journal.record(10, np.full(7, 2.0))
+    for first in (10, 20, 30, 40):
+        journal.record(first, np.full(7, 2.0))
+        journal.charge(first, first + 9)
+    paid = small_plan(steps=65).worst_case()
+    np.testing.assert_allclose(journal.epsilons().values, paid, rtol=1e-12)
+
+
+def test_after_a_restart_the_norms_of_then_hold_again(tmp_path):
+    journal = Journal.create(tmp_path / "j", small_plan())
+    journal.record(0, np.full(7, 0.5))
+    journal.charge(0, 9)
+    journal.record(10, np.full(7, 1.5))
+    journal.charge(10, 19)
+    journal.restart(5)
+    assert journal.refreshes_now() == (0,)
+    journal.charge(5, 9)
+    ((norms, steps),) = journal.histories()
+    np.testing.assert_array_equal(norms[:, 0], [0.5, 1.5, 0.5])
+    np.testing.assert_array_equal(steps, [10, 10, 5])
+
+
+def held_by_hand(plan, refreshes, sampled):
+    """(steps, n) the norm that each example is charged with at each step, one at a time."""
+    table = np.empty((plan.steps, plan.n))
+    current = np.full(plan.n, plan.max_grad_norm)
+    for step in range(plan.steps):
+        if step in refreshes:
+            current = refreshes[step].copy()
+        if step in sampled:
+            indices, norms = sampled[step]
+            current[indices] = norms
+        table[step] = current
+    return table
+
+
+def test_norms_of_sampled_examples_hold_until_their_next_record(tmp_path):
+    random = np.random.default_rng(4)
+    plan = small_plan()
+    refreshes = {step: random.uniform(0, 2, 7) for step in plan.refresh_steps}
+    sampled = {}
+    journal = Journal.create(tmp_path / "j", plan)
+    for first in plan.refresh_steps:
+        journal.record(first, refreshes[first])
+        journal.charge(first, first + 9)
+        draws = [np.flatnonzero(random.random(7) < 0.3) for _ in range(10)]
+        norms = [random.uniform(0, 2, len(draw)) for draw in draws]
+        journal.record_some("sampled", first, draws, norms)
+        sampled |= {first + k: pair for k, pair in enumerate(zip(draws, norms, strict=True))}
+    by_hand = individual_epsilons(
+        held_by_hand(plan, refreshes, sampled), np.ones(50, dtype=int), sample_rate=0.1,
+        noise_std=3.0, max_grad_norm=2.0, delta=1e-5, method="rdp",
+    )  # fmt: skip
+    found = journal.epsilons(method="rdp")
+    np.testing.assert_allclose(found.values, by_hand.values, rtol=1e-9)
+    assert found.kind == "estimate"
+    for block, steps in journal.histories(chunk=3):
+        assert block.shape == steps.shape
+        np.testing.assert_array_equal(steps.sum(axis=0), 50)
+    without = journal.epsilons(method="rdp", sampled=False)
+    assert not np.allclose(without.values, found.values)
+
+
+def test_individual_clipping_takes_no_norms_of_sampled_examples(tmp_path):
+    journal = Journal.create(tmp_path / "j", small_plan(clipping="individual"))
+    journal.record(0, np.ones(7))
+    journal.charge(0)
+    with pytest.raises(ValueError, match="secret sampling"):
+        journal.record(0, [1.0], indices=[3])
+
+
+def test_phases_are_priced_with_their_own_constants(tmp_path, norms):
+    plan = small_plan(phases=((20, {"noise_multiplier": 3.0, "max_grad_norm": 1.0}),))
+    journal = filled(tmp_path / "j", plan, norms)
+    direct = individual_epsilons(
+        norms, np.full(5, 10), sample_rate=0.1, noise_std=[3.0] * 5,
+        max_grad_norm=[2.0, 2.0, 1.0, 1.0, 1.0], delta=1e-5, method="rdp",
+    )  # fmt: skip
+    np.testing.assert_array_equal(journal.epsilons(method="rdp").values, direct.values)
+
+
+def test_without_norms_every_phase_costs_its_worst_case(tmp_path):
+    plan = small_plan(refresh_every=None, phases=((20, {"noise_multiplier": 3.0}),))
+    journal = Journal.create(tmp_path / "j", plan)
+    with pytest.raises(ValueError, match="two phases"):
+        journal.charge(0, 49)
+    journal.charge(0, 19)
+    journal.charge(20, 49)
+    np.testing.assert_allclose(journal.epsilons().values, plan.worst_case(), rtol=1e-12)
+
+
+def test_followed_examples_are_priced_by_their_norms_of_every_step(tmp_path, norms):
+    journal = Journal.create(tmp_path / "j", small_plan(steps=5, refresh_every=10))
+    journal.charge(0, 4)
+    journal.record_some("followed", 0, [np.array([5, 2])] * 2, list(norms[:2, [5, 2]]))
+    journal.record_some("followed", 2, [np.array([5, 2])] * 3, list(norms[2:, [5, 2]]))
+    chosen, table = journal.followed()
+    np.testing.assert_array_equal(chosen, [2, 5])
+    np.testing.assert_array_equal(table, norms[:, [2, 5]])
+    direct = individual_epsilons(
+        norms, np.ones(5, dtype=int), sample_rate=0.1, noise_std=3.0, max_grad_norm=2.0,
+        delta=1e-5, method="rdp",
+    )  # fmt: skip
+    exact = journal.followed_epsilons(method="rdp")
+    assert exact.kind == "exact"
+    np.testing.assert_allclose(exact.values, direct.values[[2, 5]], rtol=1e-12)
+    np.testing.assert_allclose(
+        journal.epsilons().values, small_plan(steps=5).worst_case(), rtol=1e-12
+    )
+
+
+def test_a_random_loss_makes_norms_of_every_step_an_estimate(tmp_path):
+    exact = Journal.create(tmp_path / "a", small_plan(refresh_every=1))
+    drawn = Journal.create(tmp_path / "b", small_plan(refresh_every=1), random_loss=True)
+    clipped = Journal.create(
+        tmp_path / "c", small_plan(refresh_every=1, clipping="individual"), random_loss=True
+    )
+    kinds = [journal.epsilons().kind for journal in (exact, drawn, clipped)]
+    assert kinds == ["exact", "estimate", "exact"]
+
+
+def test_journal_is_readable_by_its_owner_alone(tmp_path, norms):
+    filled(tmp_path / "j", small_plan(), norms)
+    for file in tmp_path.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_readers_see_what_a_writer_has_written_so_far(tmp_path, norms):
+    writer = Journal.create(tmp_path / "j", small_plan())
+    with Journal.open(tmp_path / "j") as reader:
+        writer.record(0, norms[0])
+        writer.charge(0)
+        assert reader.steps_charged == 1
+        assert reader.epsilons().values.shape == (7,)
+
+
+@pytest.mark.parametrize(
+    ("act", "sentence"),
+    [
+        (lambda j: j.record(10, np.zeros(6)), r"expected \(7,\)"),
+        (lambda j: j.record(10, -np.ones(7)), "negative"),
+        (lambda j: j.record(0, np.ones(7)), "recorded once, before"),
+        (lambda j: j.record(3, np.ones(7)), "recorded once, before"),
+        (lambda j: j.record(11, np.ones(7)), "recorded once, before"),
+        (lambda j: j.record(10, np.ones(2), indices=[0, 1]), "charge them first"),
+        (lambda j: j.record(9, np.ones(2), indices=[0, 7]), "outside the 7 examples"),
+        (lambda j: j.record(9, np.ones(2), indices=[0]), r"expected \(1,\)"),
+        (lambda j: j.charge(10, 20), "cross a refresh"),
+        (lambda j: j.restart(11), "can't go back"),
+        (lambda j: j.charge(3), "don't follow"),
+        (lambda j: j.charge(12), "don't follow"),
+        (lambda j: j.charge(10, 9), "don't follow"),
+        (lambda j: j.charge(10, 50), "beyond the plan"),
+        (lambda j: j.norms(5), "no norms"),
+        (lambda j: Journal.create(j.path, j.plan), "never overwritten"),
+        (lambda j: Journal.create(j.path.with_name("k"), j.plan, ids=[1, 2]), "expected 7"),
+    ],
+)
+def test_wrong_entries_are_refused_and_nothing_is_lost(tmp_path, norms, act, sentence):
+    journal = Journal.create(tmp_path / "j", small_plan())
+    journal.record(0, norms[0])
+    journal.charge(0, 9)
+    with pytest.raises(ValueError, match=sentence):
+        act(journal)
+    assert journal.refreshes == (0,)
+    assert journal.steps_charged == 10
+
+
+def test_other_files_are_not_journals(tmp_path):
+    with pytest.raises(ValueError, match="is not there"):
+        Journal.open(tmp_path / "none")
+    (tmp_path / "text").write_text("not a database, however long this text may be" * 100)
+    with pytest.raises(ValueError, match="is not a journal"):
+        Journal.open(tmp_path / "text")
+    (tmp_path / "empty").touch()
+    with pytest.raises(ValueError, match="is not a journal"):
+        Journal.open(tmp_path / "empty")
