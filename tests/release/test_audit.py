@@ -6,11 +6,11 @@ draws it is a 95 % one, and fails in 350.
 
 import numpy as np
 import pytest
-from audit import DELTA, epsilon_lower_bound, noise_drawn_by
+from audit import DELTA, epsilon_lower_bound, noise_drawn_by, replay, transcript
 
 from epsilons.release.clip_bound import norm_grid
 from epsilons.release.composition import gaussian_mu
-from epsilons.release.mechanisms import Size, noisy_ranks, noisy_size
+from epsilons.release.mechanisms import NOISE, Size, noisy_ranks, noisy_size
 from epsilons.release.quantiles import descent_quantiles, epsilon_grid, two_stage_quantiles
 from epsilons.release.statistics import _Asked, _by_group, private_mean
 
@@ -27,6 +27,11 @@ def by_group(values):
     _by_group(_Asked(True, ()), values, 1.0, labels, None, MU)
 
 
+def everything(values):
+    """At full size: too slow to be drawn thousands of times."""
+    _Asked(True, SHARES).statistics(values, 1.0, N, MU)
+
+
 MECHANISMS = {
     "mean": lambda x: private_mean(x, 1.0, N, MU),
     "size": lambda x: noisy_size(np.ones(len(x), dtype=bool), MU),
@@ -36,6 +41,18 @@ MECHANISMS = {
     "median norm": lambda x: two_stage_quantiles(x, [0.5], norm_grid(8), N, MU),
     "groups": by_group,
 }
+
+
+@pytest.mark.parametrize("mechanism", [*MECHANISMS.values(), everything])
+@pytest.mark.parametrize("more", [0.0, 0.2, 0.6, 1.0])
+def test_all_that_a_run_draws_moves_by_mu_and_no_more(mechanism, more):
+    """Exactly, without statistics, for the draws of one run."""
+    drawn, here = transcript(mechanism, DATA)
+    there = replay(mechanism, np.r_[DATA, more], drawn)
+    moved = sum(float(((a - b) ** 2).sum()) for a, b in zip(here, there, strict=True))
+    assert moved <= (MU * NOISE) ** 2
+    if more == 1.0:
+        assert moved > 0.9 * (MU * NOISE) ** 2
 
 
 # The median norm is the two-stage method on another grid: in the long audit only.

@@ -54,22 +54,29 @@ def test_a_gaussian_training_composes_to_the_root_of_squares(training, releases)
     assert exact <= found <= 1.06 * exact
 
 
+def coin(epsilon):
+    """δ of randomised response at ε = 1: (e − e^ε)/(1 + e) from −1 to 1."""
+    return max(0.0, (math.e - math.exp(epsilon)) / (1 + math.e), 1 - math.exp(epsilon))
+
+
+def coin_and_release(epsilon, mu):
+    """δ of the coin together with a Gaussian release, by quadrature."""
+    loss = norm(mu**2 / 2, mu)
+    found, _ = quad(lambda x: coin(epsilon - x) * loss.pdf(x), -1, 4, epsabs=1e-13, limit=500)
+    return found
+
+
 def test_a_training_of_one_coin_composes_to_its_integral():
-    """Randomised response: δ_T(ε) = (e − e^ε)/(1 + e) below 1, and 0 above."""
-
-    def coin(eps):
-        return max(0.0, (math.e - math.exp(eps)) / (1 + math.e), 1 - math.exp(eps))
-
     at = np.linspace(0.0, 0.999, 60)
     profile = Profile.of(np.r_[at, 1.0], [*map(coin, at), 1e-12])
     found = composed_epsilon(profile, 0.3, DELTA)
-    loss = norm(0.3**2 / 2, 0.3)
-    exact, _ = quad(lambda x: coin(found - x) * loss.pdf(x), -1, 4, epsabs=1e-13, limit=500)
-    assert exact <= DELTA
-    closer, _ = quad(
-        lambda x: coin(0.995 * found - x) * loss.pdf(x), -1, 4, epsabs=1e-13, limit=500
-    )
-    assert closer > DELTA
+    assert coin_and_release(found, 0.3) <= DELTA < coin_and_release(0.995 * found, 0.3)
+
+
+def test_a_training_known_at_one_point_only_adds_its_epsilon():
+    found = composed_epsilon(Profile.of([1.0], [1e-12]), 0.3, DELTA)
+    assert coin_and_release(found, 0.3) <= DELTA
+    assert found == pytest.approx(1 + gaussian_epsilon(0.3, DELTA), rel=1e-6)
 
 
 def test_the_total_of_a_run_is_no_less_than_the_exact_one_and_less_than_the_sum():

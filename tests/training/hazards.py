@@ -585,3 +585,10 @@ def weight_standardisation_by_layer_norm():
         return F.conv2d(x, scaled.view_as(self.conv.weight), self.conv.bias)
 
     return Net(forward, conv=nn.Conv2d(3, 4, 3), gain=parameter(4, 1)), squared, images()
+
+
+@hazard
+def relu_in_place_on_a_view():
+    # A linear map of sequences returns a view; a hook on it would be lost by what follows.
+    layers = nn.Linear(D, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.ReLU(inplace=True)
+    return nn.Sequential(*layers), squared, sequences()

@@ -1,7 +1,7 @@
 """The command line: parse, call one function, print. Results to stdout, talk to stderr.
 
-One file per verb. Verbs by reader: `plan` (nobody's data), `owner` (one person), `publish`
-(everyone); all others are for the curator.
+One file per verb. Verbs by reader: `plan` (nobody's data); `owner` (one person); `publish` and
+`report --public` (everyone); the others (the curator).
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ import typer
 from rich.console import Console
 
 from epsilons.cli.account import account
+from epsilons.cli.attack import attack
+from epsilons.cli.compare import compare
 from epsilons.cli.demo import demo
 from epsilons.cli.export import export
+from epsilons.cli.groups import groups
 from epsilons.cli.owner import owner
 from epsilons.cli.plan import plan
 from epsilons.cli.publish import publish
+from epsilons.cli.report import report
 from epsilons.cli.resume import resume
 from epsilons.cli.status import status
 from epsilons.cli.train import train
@@ -32,7 +36,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for verb in (plan, account, demo, train, resume, status, verify, export, owner, publish):
+_VERBS = (
+    plan, train, resume, status, verify, export, account, demo,
+    report, groups, attack, compare, owner, publish,
+)  # fmt: skip
+for verb in _VERBS:
     app.command()(verb)
 
 

@@ -5,51 +5,192 @@ It shows individual privacy in aggregate, exactly, so it belongs to `private/`.
 
 from __future__ import annotations
 
-import io
-import re
-from importlib import resources
+import math
 from pathlib import Path
+from typing import Any
 
 import jinja2
-from markupsafe import Markup
-from matplotlib.figure import Figure
 
-from epsilons.accounting.results import Epsilons
-from epsilons.analysis.figures import epsilon_histogram
-from epsilons.analysis.groups import group_summary
+from epsilons.accounting.individual import METHODS
+from epsilons.analysis import figures
+from epsilons.analysis.figures.style import short
 from epsilons.files import private_file
+from epsilons.report import sentences
+from epsilons.report.charts import Chart, chart, rows_height
+from epsilons.report.findings import Findings, findings
 from epsilons.runs import Run
 
-QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
+Section = tuple[str, str, list[Chart]]
+_SHORT = {
+    "everyone": "Everyone",
+    "groups": "Groups",
+    "loss": "Loss",
+    "training": "Training",
+    "certainty": "Estimates",
+    "bounds": "Clip bound",
+    "attack": "Attack",
+}
+TITLE = "How private is this model, for whom, and how sure are we?"
 
 
 def write_report(run: Run) -> Path:
     """Write `private/report.html` of the run and say where it is."""
-    epsilons = run.epsilons()
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    source = resources.files(__package__).joinpath("page.html.j2").read_text(encoding="utf-8")
-    page = environment.from_string(source).render(
-        name=run.path.name,
-        plan=run.plan,
-        epsilons=epsilons,
-        quantiles=[(share, epsilons.quantile(share)) for share in QUANTILES],
-        histogram=_histogram(epsilons),
-        groups={
-            column: group_summary(epsilons, run.examples, run.test, column)
-            for column in run.examples.groups
-        },
-    )
+    page = render_report(findings(run))
     with private_file(run.report_file) as file:
         file.write(page.encode())
     return run.report_file
 
 
-def _histogram(epsilons: Epsilons) -> Markup:
-    figure = Figure(figsize=(7, 3.2), layout="constrained")
-    epsilon_histogram(figure.add_subplot(), epsilons)
-    drawn = io.StringIO()
-    figure.savefig(drawn, format="svg", metadata={"Date": None})
-    svg = re.sub(r"^.*?(?=<svg)", "", drawn.getvalue(), flags=re.DOTALL)
-    median, worst = epsilons.quantile(0.5), epsilons.worst_case
-    label = f"Histogram of ε: median {median:.3g}, worst case {worst:.3g}."
-    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1))
+def render_report(found: Findings) -> str:
+    """The page as text."""
+    sections = [section for section in _sections(found) if section[2]]
+    contents = [(name, _SHORT[name]) for name, _, _ in sections]
+    contents += [("advice", "What can be done"), ("method", "Method"), ("verify", "Verify")]
+    eps = found.epsilons
+    return render(
+        "report.html.j2",
+        title=TITLE,
+        kicker=f"report on {found.name}",
+        f=found,
+        eps=eps,
+        guess=sentences.guess(eps.worst_case, eps.delta),
+        sure=sentences.sure(found),
+        kind=sentences.KINDS[eps.kind],
+        sections=sections,
+        contents=contents,
+        crossed=sentences.groups(found.crossed) if found.crossed else "",
+        risks=[sentences.risk(row, found) for row in sentences.at_risk(found)],
+        advice=sentences.advice(found),
+        worst_cases=_worst_cases(found),
+    )
+
+
+def render(template: str, **values: Any) -> str:
+    """A template of this package with its values; what is missing is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("epsilons.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["inf"] = math.inf
+    environment.filters |= {
+        "percent": sentences.percent,
+        "short": short,
+        "signed": sentences.signed,
+        "named": lambda group, by: sentences.named(by, group),
+    }
+    return environment.get_template(template).render(**values)
+
+
+def _worst_cases(found: Findings) -> list[tuple[str, float]]:
+    if not found.private:
+        return []
+    return [(method, found.plan.worst_case(method, steps=found.steps)) for method in METHODS]
+
+
+def _sections(found: Findings) -> list[Section]:
+    return [
+        ("everyone", "Everyone’s ε", _everyone(found)),
+        ("groups", "Groups: who pays more, and is it who is served worse?", _groups(found)),
+        ("loss", "What is hard to learn costs more", _loss(found)),
+        ("training", "Over the training", _training(found)),
+        ("certainty", "How good the estimates are", _certainty(found)),
+        ("bounds", "A larger or smaller clip bound", _bounds(found)),
+        ("attack", "What an attack finds", _attack(found)),
+    ]
+
+
+def _everyone(found: Findings) -> list[Chart]:
+    if not found.private:
+        return []
+    return [
+        chart("histogram", "How many examples have which ε", sentences.histogram(found),
+              lambda axes: figures.epsilon_histogram(axes, found.epsilons))
+    ]  # fmt: skip
+
+
+def _groups(found: Findings) -> list[Chart]:
+    if not found.private:
+        return []
+    return [
+        chart(f"groups-{k}", f"Mean ε and test accuracy by {summary.name}",
+              sentences.groups(summary),
+              lambda axes, summary=summary: figures.group_bars(axes, summary),  # type: ignore[misc]
+              height=rows_height(len(summary)))
+        for k, summary in enumerate(found.summaries)
+    ]  # fmt: skip
+
+
+def _loss(found: Findings) -> list[Chart]:
+    relation = found.relation
+    if relation is None or not relation.n:
+        return []
+    return [
+        chart("loss-scatter", "ε and final training loss", sentences.loss(relation),
+              lambda axes: figures.loss_scatter(axes, relation))
+    ]  # fmt: skip
+
+
+def _training(found: Findings) -> list[Chart]:
+    charts = []
+    norms, course = found.norms, found.course
+    if norms is not None:
+        charts.append(
+            chart("norms", "Median gradient norm of each group", sentences.norms(norms),
+                  lambda axes: figures.course_of_norms(axes, norms), height=3.7)
+        )  # fmt: skip
+    if course is not None:
+        charts.append(
+            chart("course", "ε of everyone over the training", sentences.course(course),
+                  lambda axes: figures.course_of_epsilons(axes, course))
+        )  # fmt: skip
+        charts.append(
+            chart("worst-case", "Worst case by method", sentences.methods(course),
+                  lambda axes: figures.course_of_worst_case(axes, course))
+        )  # fmt: skip
+    return charts
+
+
+def _certainty(found: Findings) -> list[Chart]:
+    error = found.estimate
+    if error is None:
+        return []
+    every = error.reference == "every step"
+    heading = "Estimated and exact ε" if every else "ε from half of the refreshes and from all"
+    return [
+        chart("estimates", heading, sentences.estimate(error),
+              lambda axes: figures.estimate_scatter(axes, error), height=3.6)
+    ]  # fmt: skip
+
+
+def _bounds(found: Findings) -> list[Chart]:
+    rows = found.bounds
+    if not rows:
+        return []
+    by = found.main.by if found.main else ()
+    charts = [
+        chart("bound-histograms", "ε under other clip bounds", sentences.bounds(rows),
+              lambda axes: figures.bound_histograms(axes, rows), height=3.6)
+    ]  # fmt: skip
+    if rows[0].group_means:
+        charts.append(
+            chart("bound-groups", "Groups under other clip bounds",
+                  sentences.bound_groups(rows, by),
+                  lambda axes: figures.bound_groups(axes, rows),
+                  height=rows_height(len(rows[0].group_means)))
+        )  # fmt: skip
+    return charts
+
+
+def _attack(found: Findings) -> list[Chart]:
+    attack = found.attack
+    if attack is None:
+        return []
+    return [
+        chart("attack-success", "Membership inference by a threshold on the loss",
+              sentences.attack(attack),
+              lambda axes: figures.attack_success(axes, {found.name: attack}),
+              height=rows_height(len(attack.rows) + 1))
+    ]  # fmt: skip

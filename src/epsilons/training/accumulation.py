@@ -155,27 +155,34 @@ class Accumulation:
             for name, p in self.parameters.items()
         }
         chosen = factors > 0
-        everyone = bool(chosen.all())
-        for group in self._kept:
-            if group.coarse or (self.coarse and not group.direct):
-                for rows in chunks(len(factors), self._bytes(group)):
-                    part = _where(chosen[rows], rows)
-                    for name, gradient in self._pulled_back(group, part).items():
-                        sums[name] += weighted(gradient, factors[part])
-                continue
-            totals: dict[int, Tensor] = {}
-            for use in group.uses:
-                assert use.g is not None
-                term, g, weight_of = use.term, use.g, factors
-                if not everyone:
-                    term, g, weight_of = term.rows(chosen), g[chosen], factors[chosen]
-                part = term.weighted_sum(g, weight_of)
-                key = id(use.weight)
-                totals[key] = totals[key] + part if key in totals else part
-            for name, gradient in self._to_parameters(group.weights, totals, batched=False).items():
-                sums[name] += gradient
-            group.uses = []
+        with torch.autocast(factors.device.type, enabled=False):
+            for group in self._kept:
+                self._add_clipped(group, factors, chosen, sums)
         return sums
+
+    def _add_clipped(
+        self, group: Group, factors: Tensor, chosen: Tensor, sums: dict[str, Tensor]
+    ) -> None:
+        if group.coarse or (self.coarse and not group.direct):
+            # Pulling back rounds, so what is summed must be what was measured.
+            for rows in chunks(len(factors), self._bytes(group)):
+                some = _where(chosen[rows], rows)
+                for name, gradient in self._pulled_back(group, some).items():
+                    sums[name] += weighted(gradient, factors[some])
+            return
+        totals: dict[int, Tensor] = {}
+        everyone = bool(chosen.all())
+        for use in group.uses:
+            assert use.g is not None
+            term, g, its_factors = use.term, use.g, factors
+            if not everyone:
+                term, g, its_factors = term.rows(chosen), g[chosen], factors[chosen]
+            part = term.weighted_sum(g, its_factors)
+            key = id(use.weight)
+            totals[key] = totals[key] + part if key in totals else part
+        for name, gradient in self._to_parameters(group.weights, totals, batched=False).items():
+            sums[name] += gradient
+        group.uses = []
 
 
 def _where(chosen: Tensor, rows: slice) -> Tensor:

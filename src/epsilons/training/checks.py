@@ -7,7 +7,6 @@ leak into each other, a batch dimension in the wrong place, a model that keeps s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,11 +68,12 @@ def check_model(model: nn.Module, loss_fn: LossFn | None = None, batch: Any = No
 def replace_batch_norm(model: nn.Module, groups: int = 16) -> nn.Module:
     """The model with a GroupNorm in the place of every BatchNorm, same scale and shift.
 
-    `groups` is reduced to a number that divides the channels. The layers are replaced in the
-    model itself; build the optimizer afterwards.
+    `groups` is reduced to divide the channels into groups of two or more. The layers are replaced
+    in the model itself; build the optimizer afterwards.
 
-    >>> replace_batch_norm(nn.Sequential(nn.Conv2d(3, 24, 3), nn.BatchNorm2d(24)))[1]
-    GroupNorm(8, 24, eps=1e-05, affine=True)
+    >>> model = nn.Sequential(nn.Conv2d(3, 24, 3), nn.BatchNorm2d(24))
+    >>> replace_batch_norm(model)[1].num_groups
+    12
     """
     if isinstance(model, _BatchNorm):
         return _group_norm(model, groups)
@@ -86,7 +86,8 @@ def replace_batch_norm(model: nn.Module, groups: int = 16) -> nn.Module:
 
 def _group_norm(old: _BatchNorm, groups: int) -> nn.GroupNorm:
     channels = old.num_features
-    new = nn.GroupNorm(math.gcd(groups, channels), channels, eps=old.eps, affine=old.affine)
+    number = max((d for d in range(1, groups + 1) if channels % (2 * d) == 0), default=1)
+    new = nn.GroupNorm(number, channels, eps=old.eps, affine=old.affine)
     if old.affine:
         new.weight, new.bias = old.weight, old.bias
     return new.train(old.training)
@@ -192,7 +193,9 @@ def _norm(row: Mapping[str, Tensor]) -> Tensor:
 
 def _tolerance(model: nn.Module) -> float:
     dtypes = {p.dtype for p in model.parameters()}
-    coarse = dtypes & {torch.float16, torch.bfloat16} or torch.is_autocast_enabled()
+    devices = {p.device.type for p in model.parameters()}
+    autocast = any(torch.is_autocast_enabled(device) for device in devices)
+    coarse = dtypes & {torch.float16, torch.bfloat16} or autocast
     return 0.1 if coarse else 1e-3
 
 
@@ -225,10 +228,12 @@ class _Quiet(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _DROPPING and args:
             return args[0].clone()
-        if name in _ATTENDING:
-            named["dropout_p"] = 0.0
-        if name in _RECURRING and len(args) == 9:
-            args = (*args[:5], 0.0, *args[6:])
+        if name in _DROPOUT_AT:
+            place = _DROPOUT_AT[name]
+            if len(args) > place:
+                args = (*args[:place], 0.0, *args[place + 1 :])
+            elif "dropout_p" in named:
+                named["dropout_p"] = 0.0
         return func(*args, **named)
 
 
@@ -236,5 +241,8 @@ _DROPPING = names(
     "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout "
     "dropout_ alpha_dropout_ feature_dropout_"
 )
-_ATTENDING = names("scaled_dot_product_attention multi_head_attention_forward")
-_RECURRING = names("lstm gru rnn_tanh rnn_relu")
+_DROPOUT_AT = {  # its place among the arguments
+    "scaled_dot_product_attention": 4,
+    "multi_head_attention_forward": 10,
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), 5),
+}

@@ -7,13 +7,16 @@ The model isn't touched.
 
 from __future__ import annotations
 
+import inspect
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -85,6 +88,7 @@ class Interception(TorchFunctionMode):
         self._derived: list[Tensor] = []
         self._data: dict[int, tuple[weakref.ref[Tensor], Layout | None]] = {}
         self._presumed = False
+        self.recomputes = False
 
     def mark(self, tensor: Tensor, layout: Layout | None) -> None:
         """Take a tensor for data with this layout."""
@@ -107,8 +111,9 @@ class Interception(TorchFunctionMode):
 
     def expect(self, weight: Any, operation: str) -> Use | None:
         """Announce a use whose gradients an operation will `deliver`; None for a non-weight."""
-        if id(weight) not in self._weights:
+        if id(weight) not in self._weights or self.receive is not None:
             return None
+        self.recomputes = self.recomputes or _checkpoint() is not None
         use = Use(self._weights[id(weight)], Formed(), operation)
         self.uses.append(use)
         return use
@@ -117,16 +122,9 @@ class Interception(TorchFunctionMode):
         """Every example's gradient of an announced use, (B, *weight.shape)."""
         if use is None:
             return
-        if self.receive is None:
-            raise self._differentiated([use])
+        assert self.receive is not None, "gradients before the loss is known"
         use.g = gradients
         self.receive(use)
-
-    def _differentiated(self, uses: Sequence[Use]) -> UnsupportedLayer:
-        return UnsupportedLayer(
-            f"{self.path([u.weight for u in uses])}: the model differentiates itself while it runs "
-            "(torch.autograd inside forward), so gradients can't be told apart by example."
-        )
 
     def path(self, weights: Sequence[Weight]) -> str:
         return ", ".join(sorted(set[str]().union(*(w.roots for w in weights))))
@@ -141,27 +139,42 @@ class Interception(TorchFunctionMode):
         kwargs = kwargs or {}
         weights: list[Weight] = []
         data: list[tuple[Tensor, Layout | None]] = []
-        for tensor in tensors_in((args, kwargs)):
+        tensors = list(tensors_in((args, kwargs)))
+        for tensor in tensors:
             if (weight := self._weights.get(id(tensor))) is not None:
                 weights.append(weight)
             elif (entry := self._data.get(id(tensor))) is not None and entry[0]() is tensor:
                 data.append((tensor, entry[1]))
             elif tensor.requires_grad:
                 data.append((tensor, None))
+        if func in _DIFFERENTIATING:
+            raise UnsupportedLayer(
+                "the model differentiates itself while it runs (torch.autograd inside forward), "
+                "so gradients can't be told apart by example. Compute that part in closed form."
+            )
         if data and func in REFUSED:
             REFUSED[func](*args, **kwargs)
         if self._presumed and len(data) > 1 and conflicting(func, data):
             raise PresumedWrongly
-        if weights and torch.is_grad_enabled():
-            if data:
+        if weights and data:
+            if torch.is_grad_enabled():
                 return self._mixed(func, args, kwargs, data, weights)
+            self._refuse_reentrant(weights)
+        elif weights:  # a view taken without gradients still is a view of the weight
             return self._derive(func, args, kwargs, weights)
         out = func(*args, **kwargs)
         if data:
             self._follow(func, args, kwargs, data, out)
-        elif self.presume and not weights:
+        elif self.presume and not tensors:
             self._presume(out)
         return out
+
+    def backward(self, loss: Tensor, receive: Callable[[Use], None]) -> None:
+        """Send gradients back from the loss; every use is handed over with its g."""
+        self.uses.clear()  # whoever receives them lets go of each in time
+        self.receive = receive
+        with self if self.recomputes else nullcontext():
+            _grad(loss, self.anchor, allow_unused=True)
 
     def _follow(self, func: Any, args: Any, kwargs: Any, data: Any, out: Any) -> None:
         if isinstance(out, Tensor):
@@ -234,10 +247,10 @@ class Interception(TorchFunctionMode):
         if func not in RULES and func in COMPOSITES:
             return COMPOSITES[func](self, *args, **kwargs)
         if func not in RULES and isinstance(func, types.FunctionType):
-            opened = _opened(func)
-            if opened is not None:
+            body = opened(func)
+            if body is not None:
                 with self:
-                    return opened(*args, **kwargs)
+                    return body(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
         if name in _IN_PLACE:
             return self._out_of_place(name, args, kwargs)
@@ -253,15 +266,30 @@ class Interception(TorchFunctionMode):
         if layout is None:
             layout = output_layout(func, args, kwargs, data, out, self.count)
         if layout is None or any(its is None for _, its in data):
+            if self._presumed:
+                raise PresumedWrongly
             raise UnsupportedLayer(
                 f"{self.path(weights)}: lost track of the examples before or in {name} "
                 f"(inputs {[tuple(t.shape) for t, _ in data]}, output {tuple(out.shape)}). "
                 "Keep the examples along a dimension of their own, first if you can."
             )
+        if self.receive is not None:
+            # A checkpoint runs its part again on the way back, for what autograd saved there.
+            out = self._tap(out, lambda g: None)
+            self.mark(out, layout)
+            return out
         by_weight = {id(detached[key]): self._weights[key] for key in detached}
         terms = self._terms(func, args, kwargs, data, by_weight, layout, out)
         self._keep_output(terms, out, layout)
+        self.recomputes = self.recomputes or _checkpoint() is not None
         return self._listen(out, layout, terms, name)
+
+    def _refuse_reentrant(self, weights: Sequence[Weight]) -> None:
+        if _checkpoint() == "CheckpointFunction.forward":
+            raise UnsupportedLayer(
+                f"{self.path(weights)}: a reentrant checkpoint hides its part of the model from "
+                "the gradients. Use torch.utils.checkpoint.checkpoint(…, use_reentrant=False)."
+            )
 
     def _keep_output(self, terms: list[tuple[Weight, Term]], out: Tensor, layout: Layout) -> None:
         for weight, term in terms:
@@ -312,32 +340,31 @@ class Interception(TorchFunctionMode):
     def _listen(
         self, out: Tensor, layout: Layout, terms: list[tuple[Weight, Term]], name: str
     ) -> Tensor:
-        if not out.requires_grad:
-            out = _Source.apply(out, self.anchor)  # type: ignore[no-untyped-call]
         uses = [Use(weight, term, name) for weight, term in terms]
         versions = [(t, t._version) for _, term in terms if (t := term.data) is not None]
         self.uses.extend(uses)
 
-        def hook(g: Tensor) -> None:
-            if self.receive is None:
-                raise self._differentiated(uses)
+        def arrived(g: Tensor) -> None:
+            assert self.receive is not None, "gradients before the loss is known"
             if any(t._version != version for t, version in versions):
                 raise RuntimeError(
                     f"{self.path([u.weight for u in uses])}: the input of {name} was modified in "
                     "place afterwards. Use the out-of-place operation."
                 )
-            with torch.no_grad():
-                rows = examples_first(g, layout, self.count)
-                for use in uses:
-                    use.g = rows
-                    self.receive(use)
+            rows = examples_first(g, layout, self.count)
+            for use in uses:
+                use.g = rows
+                self.receive(use)
             # The graph lives until the pass ends; the operands need not.
             uses.clear()
             versions.clear()
 
-        out.register_hook(hook)  # type: ignore[no-untyped-call]
+        out = self._tap(out, arrived)
         self.mark(out, layout)
         return out
+
+    def _tap(self, out: Tensor, arrived: Callable[[Tensor], None]) -> Tensor:
+        return cast(Tensor, _Tap.apply(out, self.anchor, arrived))  # type: ignore[no-untyped-call]
 
     def _out_of_place(self, name: str, args: Any, kwargs: Any) -> Any:
         target = args[0]
@@ -347,39 +374,57 @@ class Interception(TorchFunctionMode):
             return target.copy_(result)
 
 
+def _checkpoint() -> str | None:
+    """The function of torch.utils.checkpoint that the model is running under, if any."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            return frame.f_code.co_qualname
+        frame = frame.f_back
+    return None
+
+
 def _spans(weight: Tensor, place: int) -> bool:
     return weight.dim() >= -place and weight.shape[place] != 1
 
 
-class _Source(torch.autograd.Function):
-    """Gives gradients to the first outputs on the way from the data to the loss."""
+class _Tap(torch.autograd.Function):
+    """An output as it is; on the way back, its gradient is shown.
+
+    A node of its own and not a hook: a hook on a view would be lost when the model modifies the
+    view in place. The anchor gives gradients to outputs of plain data as well.
+    """
 
     @staticmethod
-    def forward(ctx: Any, out: Tensor, anchor: Tensor) -> Tensor:
+    def forward(ctx: Any, out: Tensor, anchor: Tensor, arrived: Callable[[Tensor], None]) -> Tensor:
+        ctx.arrived = arrived
         return out.detach()
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor]:
-        return None, g.new_zeros(())
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None]:
+        ctx.arrived(g)
+        return g if ctx.needs_input_grad[0] else None, None, None
 
 
-def _opened(function: types.FunctionType) -> Callable[..., Any] | None:
+def opened(function: Any) -> Callable[..., Any] | None:
     """A Python function of torch without its first look at overrides: its body, to be overheard."""
     names = [n for n in function.__code__.co_names if n.startswith("has_torch_function")]
     if not names:
         return None
     blind = {name: lambda *_: False for name in names}
-    opened = types.FunctionType(
+    body = types.FunctionType(
         function.__code__,
         {**function.__globals__, **blind},
         function.__name__,
         function.__defaults__,
         function.__closure__,
     )
-    opened.__kwdefaults__ = function.__kwdefaults__
-    return opened
+    body.__kwdefaults__ = function.__kwdefaults__
+    return body
 
 
+_grad = opened(torch.autograd.grad) or torch.autograd.grad
+_DIFFERENTIATING = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 _EXPANDING = names("expand expand_as repeat tile broadcast_to")
 _CASTING = names("to float double half bfloat16 type type_as")
 _REARRANGING = names(

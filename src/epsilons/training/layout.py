@@ -67,6 +67,8 @@ def output_layout(
     known = [(tensor, layout) for tensor, layout in inputs if layout is not None]
     if not known or out.dim() == 0:
         return None
+    if count == 1:
+        return BATCH_FIRST  # every entry belongs to the one example
     tensor, layout = known[0]
     name = getattr(function, "__name__", "")
     if name == "__get__":

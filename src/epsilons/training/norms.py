@@ -5,8 +5,10 @@ Nothing is wrapped, hooked or left behind on the model: see `interception` for h
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -211,19 +213,25 @@ def _overheard(
     for alias in aliases.values():
         if alias.dim() > 0:
             mode.mark(alias, BATCH_FIRST)
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad(), _eager():
         with mode:
             losses = loss_fn(model, swapped(batch, aliases))
         check_losses(losses, count)
-        accumulated = Accumulation(
-            mode.uses, parameters, count, keep=keep, coarse=torch.is_autocast_enabled()
-        )
-        if losses.requires_grad:
-            mode.uses.clear()  # each group lets go of its own
-            mode.receive = accumulated.receive
-            torch.autograd.grad(losses.sum(), mode.anchor, allow_unused=True)
-        accumulated.finish()
+        device = mode.anchor.device.type
+        autocast = torch.is_autocast_enabled(device)
+        accumulated = Accumulation(mode.uses, parameters, count, keep=keep, coarse=autocast)
+        with torch.autocast(device, enabled=False):
+            if losses.requires_grad:
+                mode.backward(losses.sum(), accumulated.receive)
+            accumulated.finish()
     return accumulated
+
+
+def _eager() -> AbstractContextManager[Any]:
+    # A compiled model runs as it was written: compiled code can't be overheard.
+    if "torch._dynamo" in sys.modules:
+        return cast(AbstractContextManager[Any], torch.compiler.set_stance("force_eager"))
+    return nullcontext()
 
 
 def check_losses(losses: Any, count: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor
 
-from epsilons.training.layout import Layout, examples_back, swapped
+from epsilons.training.layout import Layout, examples_back, swapped, tensors_in
 from epsilons.training.rules.registry import SCRATCH_BYTES, Term, precise
 
 
@@ -94,10 +94,16 @@ class Masked(Term):
 def bound(
     function: Callable[..., Any], args: Any, kwargs: Any
 ) -> Callable[[dict[int, Tensor]], Tensor]:
-    """The operation as a function of replacements for its tensors, by id."""
-    return lambda replacements: function(
-        *swapped(args, replacements), **swapped(kwargs, replacements)
-    )
+    """The operation as a function of replacements for its tensors, by id; autocast as it is now."""
+    device = next(tensors_in((args, kwargs))).device.type
+    enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+    def call(replacements: dict[int, Tensor]) -> Tensor:
+        with torch.autocast(device, dtype, enabled):
+            out: Tensor = function(*swapped(args, replacements), **swapped(kwargs, replacements))
+        return out
+
+    return call
 
 
 def fallback(

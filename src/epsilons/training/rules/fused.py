@@ -65,7 +65,8 @@ def _group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Any:
-    plain = input.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled()
+    autocast = torch.is_autocast_enabled(input.device.type)
+    plain = input.dtype in (torch.float32, torch.float64) and not autocast
     if not plain or not interception.batch_first(input):
         return NotImplemented
     uses = [interception.expect(w, "group_norm") for w in (weight, bias)]

@@ -48,7 +48,7 @@ def layer(step: Step, states: int) -> Callable[..., Any]:
     """A composite for `torch.lstm` and its relatives: their signature after the interception."""
 
     def run(mode: Any, *args: Any) -> Any:
-        if not isinstance(args[2], (list, tuple)):
+        if isinstance(args[3 - states], Tensor):  # the batch sizes, or the state after them
             raise UnsupportedLayer(
                 "a recurrent layer reads a PackedSequence, whose rows are not arranged by example. "
                 "Pass the padded batch and mask the loss."

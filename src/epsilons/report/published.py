@@ -1,0 +1,178 @@
+"""The public report: the same story from what is in `public/` alone.
+
+| file                | what it tells                                                  |
+|---------------------|----------------------------------------------------------------|
+| `plan.json`         | the plan and its worst case                                    |
+| `anchor.json`       | head, length and seal of the journal                           |
+| `publications.json` | statistics published under differential privacy, and the total |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from epsilons.accounting.plan import Plan
+from epsilons.analysis.figures import published_intervals
+from epsilons.files import public_file
+from epsilons.report.charts import Chart, chart, rows_height
+from epsilons.report.page import TITLE, render
+from epsilons.report.sentences import guess
+
+_EPSILONS = "individual epsilons"
+_BOUND = "median of initial gradient norms"
+
+
+class Number(NamedTuple):
+    """A published number with the interval that its noise leaves, 95 %."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Published:
+    """What `public/` tells. `mean`, `quantiles` and `groups` are of the latest publication."""
+
+    name: str
+    plan: Plan
+    worst_case: float
+    method: str
+    seed: int | None
+    anchor: Mapping[str, Any]
+    ledger: Mapping[str, Any] | None
+    mean: Number | None
+    quantiles: Mapping[float, Number]
+    groups: Mapping[str, Mapping[str, Number | None]]
+    clip_bound: Number | None
+
+
+def write_public_report(run: str | os.PathLike[str]) -> Path:
+    """Write `public/report.html` from the run's public files and say where it is."""
+    folder = Path(run) / "public"
+    page = render_public_report(read_published(run)).encode()
+    target = folder / "report.html"
+    with public_file(target) as file:
+        file.write(page)
+    _renew_checksum(folder / "checksums.json", target.name, page)
+    return target
+
+
+def read_published(run: str | os.PathLike[str]) -> Published:
+    """What everyone can read of a run; nothing below `private/` is opened."""
+    folder = Path(run) / "public"
+    summary = _json(folder / "plan.json")
+    if summary is None:
+        raise ValueError(f"{run} is not a run folder: {folder / 'plan.json'} is not there")
+    ledger = _json(folder / "publications.json")
+    answered = [
+        entry for entry in (ledger or {}).get("publications", ()) if entry["answer"] is not None
+    ]
+    parts = [e["answer"] for e in answered if e["question"]["statistics"] == _EPSILONS]
+    bounds = [e["answer"] for e in answered if e["question"]["statistics"] == _BOUND]
+    means = [part["everyone"]["mean"] for part in parts if part["everyone"]["mean"]]
+    method, worst = next(iter(summary["worst_case"].items()), ("", float("inf")))
+    if ledger is not None:
+        worst = ledger["training"]["epsilon"]
+    return Published(
+        name=Path(run).resolve().name,
+        plan=Plan.from_dict(summary["plan"]),
+        worst_case=worst,
+        method=method,
+        seed=summary["seed"],
+        anchor=_json(folder / "anchor.json") or {},
+        ledger=ledger,
+        mean=_number(means[-1]) if means else None,
+        quantiles=_quantiles(parts),
+        groups=_groups(parts),
+        clip_bound=_number(bounds[-1]) if bounds else None,
+    )
+
+
+def render_public_report(found: Published) -> str:
+    """The page as text."""
+    return render(
+        "public.html.j2",
+        title=TITLE,
+        kicker=f"public report on {found.name}",
+        f=found,
+        guess=guess(found.worst_case, found.plan.delta),
+        half=found.quantiles.get(0.5),
+        charts=_charts(found),
+    )
+
+
+def _charts(found: Published) -> list[Chart]:
+    charts = []
+    rows = [(f"{100 * q:.4g} %", *number) for q, number in sorted(found.quantiles.items())]
+    if found.mean:
+        rows.append(("mean", *found.mean))
+    if rows:
+        said = ", ".join(
+            f"{name}: {value:.3f} ({low:.3f}–{high:.3f})" for name, value, low, high in rows
+        )
+        charts.append(
+            chart("quantiles", "Below which ε so many examples are",
+                  f"Published with 95 % intervals: {said}. The worst case is "
+                  f"{found.worst_case:.3f}.",
+                  lambda axes: published_intervals(axes, rows, found.worst_case),
+                  height=rows_height(len(rows)))
+        )  # fmt: skip
+    for k, (column, parts) in enumerate(found.groups.items()):
+        known = [(label, *number) for label, number in parts.items() if number is not None]
+        if known:
+            known.sort(key=lambda row: -row[1])
+            top, low = known[0], known[-1]
+            charts.append(
+                chart(f"groups-{k}", f"Mean ε by {column}",
+                      f"Highest for {column} {top[0]}, {top[1]:.3f} ({top[2]:.3f}–{top[3]:.3f}); "
+                      f"lowest for {low[0]}, {low[1]:.3f} ({low[2]:.3f}–{low[3]:.3f}).",
+                      lambda axes, known=known: published_intervals(  # type: ignore[misc]
+                          axes, known, found.worst_case),
+                      height=rows_height(len(known)))
+            )  # fmt: skip
+    return charts
+
+
+def _quantiles(parts: list[dict[str, Any]]) -> dict[float, Number]:
+    """The quantiles of everyone; of several publications the latest that has them."""
+    found = [part["everyone"]["quantiles"] for part in parts if part["everyone"]["quantiles"]]
+    return {float(q): _number(value) for q, value in found[-1].items()} if found else {}
+
+
+def _groups(parts: list[dict[str, Any]]) -> dict[str, dict[str, Number | None]]:
+    """Mean ε by column and label; None where the group is too small to publish."""
+    found: dict[str, dict[str, Number | None]] = {}
+    for part in parts:
+        for column, by in part["groups"].items():
+            found[column] = {
+                label: _number(one["mean"]) if one and one["mean"] else None
+                for label, one in by.items()
+            }
+    return found
+
+
+def _number(fields: Mapping[str, float]) -> Number:
+    return Number(fields["value"], fields["low"], fields["high"])
+
+
+def _json(file: Path) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = (
+        json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    )
+    return found
+
+
+def _renew_checksum(checksums: Path, name: str, content: bytes) -> None:
+    """Enter the file into the list of checksums, if there is one."""
+    known = _json(checksums)
+    if known is not None:
+        known[name] = hashlib.sha256(content).hexdigest()
+        with public_file(checksums) as file:
+            file.write(json.dumps(known, indent=2, sort_keys=True).encode() + b"\n")

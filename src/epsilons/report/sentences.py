@@ -1,0 +1,311 @@
+"""What a run's numbers say, one sentence each: the finding beside a figure, and advice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from epsilons.analysis import (
+    Attack,
+    BoundRow,
+    EpsilonCourse,
+    EstimateError,
+    GroupRow,
+    GroupSummary,
+    LossRelation,
+    NormCourse,
+)
+from epsilons.report.findings import Findings
+
+KINDS = {
+    "exact": "Exact: the values follow from what each step really used.",
+    "bound": "Upper bounds: no example's value is higher.",
+    "estimate": "Estimates: norms between two refreshes are taken from the last one, so a value "
+    "may be too high or too low.",
+    "none": "None: without noise there is no ε.",
+}
+# Groups named at most, where there are many.
+_NAMED = 5
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share in %, with a space that does not break.
+
+    >>> percent(0.0814).replace("\u00a0", " "), percent(1.0, 0).replace("\u00a0", " ")
+    ('8.1 %', '100 %')
+    """
+    return f"{100 * share:.{digits}f}\u00a0%"
+
+
+def signed(value: float, digits: int) -> str:
+    """A number with its sign, and a minus that is one.
+
+    >>> signed(-0.281, 2), signed(29.0, 1)
+    ('−0.28', '+29.0')
+    """
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def named(by: Sequence[str], group: str) -> str:
+    """The group with its column, if it is of a single one.
+
+    >>> named(["class"], "7"), named(["sex", "race"], "F × Black")
+    ('class 7', 'F × Black')
+    """
+    return f"{by[0]} {group}" if len(by) == 1 else group
+
+
+def guess(epsilon: float, delta: float) -> float:
+    """The best success of whoever guesses, from even odds, if a record was used.
+
+        (e^ε + δ) / (e^ε + 1)
+
+    It bounds the mean of true-positive and true-negative rate (Kairouz et al. 2015, Thm 2.1).
+
+    >>> round(guess(0.0, 0.0), 3), round(guess(2.4, 1e-5), 3), guess(math.inf, 0.1)
+    (0.5, 0.917, 1.0)
+    """
+    small = math.exp(-epsilon)
+    return min(1.0, (1 + delta * small) / (1 + small))
+
+
+def histogram(found: Findings) -> str:
+    eps = found.epsilons
+    low, middle, high = (float(eps.quantile(q)) for q in (0.1, 0.5, 0.9))
+    return (
+        f"Half of the examples have ε ≤ {middle:.3f}, {percent(middle / eps.worst_case, 0)} of the "
+        f"worst case {eps.worst_case:.3f}; 10 % are at or below {low:.3f}, 10 % above {high:.3f}, "
+        f"and {percent(float(eps.at_worst_case.mean()))} are at the worst case itself."
+    )
+
+
+def groups(summary: GroupSummary) -> str:
+    """Gap, its interval and the correlation; or what is missing for them."""
+    lowest, highest = summary.rows[0], summary.rows[-1]
+    if not math.isfinite(highest.mean_epsilon):
+        return "The run is not private, so that groups differ in accuracy and loss alone."
+    text = (
+        f"Mean ε goes from {lowest.mean_epsilon:.3f} ({named(summary.by, lowest.group)}) to "
+        f"{highest.mean_epsilon:.3f} ({named(summary.by, highest.group)})."
+    )
+    gap = summary.gap
+    if gap is not None:
+        way = "above" if gap.percent >= 0 else "below"
+        text += (
+            f" The least accurate group, {named(summary.by, gap.least_accurate)}, pays "
+            f"{percent(abs(gap.percent) / 100)} {way} the most accurate one, "
+            f"{named(summary.by, gap.most_accurate)} (95 % interval "
+            f"{signed(gap.interval.low, 1)} to {signed(gap.interval.high, 1)}\u00a0%)."
+        )
+    rho = summary.rank_correlation
+    if rho is not None:
+        text += f" Rank correlation of accuracy and ε over the groups: {signed(rho, 2)}"
+        text += ", so the worse served are also less private." if rho < -0.3 else "."
+    if any(row.small for row in summary):
+        text += " Groups marked * are too small to say much."
+    return text
+
+
+def loss(relation: LossRelation) -> str:
+    if relation.pearson is None or relation.slope is None:
+        return "All losses or all ε’s are equal, so that there is no relation to show."
+    text = (
+        f"ε and log loss: Pearson’s r = {relation.pearson:.3f}"
+        f"{_without_worst(relation)}, Spearman’s ρ = {relation.spearman:.3f}. "
+        f"A loss ten times as high goes with an ε higher by {relation.slope * math.log(10):.2f}."
+    )
+    if relation.left_out:
+        text += f" {relation.left_out} examples without a positive loss are left out."
+    return text
+
+
+def _without_worst(relation: LossRelation) -> str:
+    if relation.pearson_below_worst is None:
+        return ""
+    return f" ({relation.pearson_below_worst:.3f} without the examples at the worst case)"
+
+
+def estimate(error: EstimateError) -> str:
+    a = error.agreement
+    r = "" if a.pearson is None else f"Pearson’s r = {a.pearson:.4f}, "
+    if error.reference == "every step":
+        return (
+            f"For {a.n} random examples the norm of every step was recorded. Against their exact "
+            f"ε’s the estimates have {r}mean error {a.mean_error:.3f}, worst error "
+            f"{a.worst_error:.3f}, and are {_by(a.bias)} on average."
+        )
+    return (
+        f"No examples were followed at every step. With every second refresh left out, ε of "
+        f"{a.n} random examples changes by {a.mean_error:.3f} on average and "
+        f"{a.worst_error:.3f} at most ({r.rstrip(', ')}): a hint of how much the refreshes that "
+        "were not made would have changed."
+    )
+
+
+def _by(bias: float) -> str:
+    return f"{abs(bias):.3f} too {'high' if bias >= 0 else 'low'}"
+
+
+def norms(course: NormCourse) -> str:
+    last = {named(course.by, k): float(values[-1]) for k, values in course.medians.items()}
+    first = {named(course.by, k): float(values[0]) for k, values in course.medians.items()}
+    low, high = min(last, key=lambda k: last[k]), max(last, key=lambda k: last[k])
+    if last[low] == 0:
+        return (
+            f"At the last refresh the median norm of {low} is 0, that of {high} {last[high]:.3g}."
+        )
+    return (
+        f"At the last refresh the median norm of {high} is {last[high] / last[low]:.1f} times that "
+        f"of {low} ({last[high]:.3g} against {last[low]:.3g}); at the first one, "
+        f"{first[high]:.3g} against {first[low]:.3g}."
+    )
+
+
+def course(found: EpsilonCourse) -> str:
+    half = len(found.steps) // 2 - 1
+    worst = found.worst_case[found.method]
+    median = found.quantiles[0.5]
+    return (
+        f"After {found.steps[half]} of {found.steps[-1]} steps the worst case was "
+        f"{worst[half]:.3f} of {worst[-1]:.3f}, and the median {median[half]:.3f} of "
+        f"{median[-1]:.3f}. From {found.n} random examples and refreshed norms alone."
+    )
+
+
+def methods(found: EpsilonCourse) -> str:
+    ends = [f"{name} {float(values[-1]):.3f}" for name, values in found.worst_case.items()]
+    text = f"The same run, the same guarantee, by method: {', '.join(ends)}."
+    if len(ends) > 1:
+        best = min(float(values[-1]) for values in found.worst_case.values())
+        most = max(float(values[-1]) for values in found.worst_case.values())
+        text += f" The looser one asks for {percent(most / best - 1)} more ε than was spent."
+    return text
+
+
+def bounds(rows: list[BoundRow]) -> str:
+    parts = [
+        f"C = {row.max_grad_norm:.3g}: mean ε {float(row.epsilons.values.mean()):.3f}, "
+        f"{percent(row.at_worst_case)} at the worst case"
+        for row in rows
+    ]
+    return (
+        "; ".join(parts) + ". Same worst case, noise in proportion to C, and the norms of this "
+        "training: one with another C would see other models, so this shows a direction."
+    )
+
+
+def bound_groups(rows: list[BoundRow], by: Sequence[str]) -> str:
+    small, large = rows[0], rows[-1]
+    moved = {name: small.group_means[name] - large.group_means[name] for name in small.group_means}
+    most, least = max(moved, key=lambda k: moved[k]), min(moved, key=lambda k: moved[k])
+    return (
+        f"From C = {large.max_grad_norm:.3g} down to {small.max_grad_norm:.3g} the mean ε of "
+        f"{named(by, most)} rises most, by {moved[most]:.2f}, that of {named(by, least)} least, "
+        f"by {moved[least]:.2f}."
+    )
+
+
+def attack(found: Attack) -> str:
+    one = found.everyone
+    text = (
+        f"Guessing membership by the loss is right {percent(one.success)} of the time (95 % "
+        f"interval {percent(one.interval.low)} to {percent(one.interval.high)}; 50 % is guessing), "
+        f"and at 1 % false alarms finds {percent(one.true_positives)} of the members."
+    )
+    large = [row for row in found.rows if not row.small]
+    if large:
+        exposed = max(large, key=lambda row: row.interval.low)
+        if exposed.group is not None and exposed.interval.low > 0.5:
+            name = named(found.by, exposed.group)
+            text += f" The most exposed group is {name} with {percent(exposed.success)}."
+        else:
+            text += " For no group it is distinguishable from guessing."
+    return text + " It is a weak attack: what it does not find, a better one may."
+
+
+def at_risk(found: Findings) -> list[GroupRow]:
+    """Groups of the main column that pay more than average with 95 % confidence, highest first."""
+    if found.main is None or not found.private:
+        return []
+    mean = float(found.epsilons.values.mean())
+    rows = [row for row in found.main if not row.small and row.interval.low > mean]
+    return sorted(rows, key=lambda row: -row.mean_epsilon)[:_NAMED]
+
+
+def risk(row: GroupRow, found: Findings) -> str:
+    mean = float(found.epsilons.values.mean())
+    name = named(found.main.by, row.group) if found.main else row.group
+    text = (
+        f"{name}: mean ε {row.mean_epsilon:.3f}, {percent(row.mean_epsilon / mean - 1, 0)} "
+        f"above the average of {mean:.3f}; {percent(row.at_worst_case)} of its {row.n} examples "
+        "are at the worst case"
+    )
+    if row.test_accuracy is not None and found.accuracy is not None:
+        text += f"; test accuracy {percent(row.test_accuracy)} (all: {percent(found.accuracy)})"
+    return text + "."
+
+
+def advice(found: Findings) -> list[tuple[str, str]]:
+    """What can be done, with what this run says about it."""
+    if not found.private:
+        return [("Train with noise", "This run has none. Plan one with `epsilons plan`.")]
+    lines = []
+    if found.main and (names := [named(found.main.by, row.group) for row in at_risk(found)]):
+        lines.append(
+            (
+                "Collect more data like theirs",
+                f"A model that has seen more of {', '.join(names)} is less surprised by each "
+                "single one: gradients shrink, and with them ε; accuracy follows.",
+            )
+        )
+    if found.bounds:
+        small, now, large = found.bounds[0], found.bounds[1], found.bounds[-1]
+        lines.append(
+            (
+                "Choose the clip bound C",
+                f"Now C = {now.max_grad_norm:.3g}, and {percent(now.at_worst_case)} are at the "
+                f"worst case. C = {large.max_grad_norm:.3g} would leave about "
+                f"{percent(large.at_worst_case)} there, with twice the noise; "
+                f"C = {small.max_grad_norm:.3g} would put {percent(small.at_worst_case)} there, "
+                "with half the noise and more gradients cut. Choose it before training, by a "
+                "private median of norms, not by these figures.",
+            )
+        )
+    if found.course is not None and len(found.course.steps) > 1:
+        half = len(found.course.steps) // 2 - 1
+        worst = found.course.worst_case[found.course.method]
+        lines.append(
+            (
+                "Train for fewer steps, or with more noise",
+                f"This lowers everyone’s ε. Half of the steps: {float(worst[half]):.3f} instead "
+                f"of {float(worst[-1]):.3f} for the worst case.",
+            )
+        )
+    if found.epsilons.kind == "estimate":
+        lines.append(
+            (
+                "Make the values exact",
+                "With individual clipping each example is cut to its own threshold, so that what "
+                "is charged is what was used. In the paper accuracy does not suffer.",
+            )
+        )
+    lines.append(
+        (
+            "Do not drop examples because of their ε",
+            "A data set chosen by looking at these values is covered by no guarantee here.",
+        )
+    )
+    return lines
+
+
+def sure(found: Findings) -> str:
+    """How sure: the kind of the values and what was measured about it."""
+    text = KINDS[found.epsilons.kind]
+    if found.estimate is not None:
+        a = found.estimate.agreement
+        if found.estimate.reference == "every step":
+            text += f" Checked on {a.n} examples: off by {a.mean_error:.3f} on average"
+        else:
+            text += f" Half of the refreshes would move them by {a.mean_error:.3f} on average"
+        text += f", {a.worst_error:.3f} at most."
+    return text

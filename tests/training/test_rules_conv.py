@@ -1,0 +1,85 @@
+"""Convolutions: every way of taking the norm, whatever the cost model would choose."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hazards import HAZARDS
+from oracle import assert_agrees
+from torch import nn
+
+from epsilons.training import clipped_gradients
+from epsilons.training.rules import conv
+from epsilons.training.standardisation import Standardised
+
+METHODS = ("patches", "groups", "patch grams", "shifted grams")
+CONVS = [name for name in HAZARDS if "conv" in name or "standard" in name]
+
+
+def prefer(monkeypatch, method):
+    """Make the cost model choose a method wherever it applies at all."""
+    costs = conv._costs
+
+    def biased(source, places, geometry):
+        found = costs(source, places, geometry)
+        return {n: c if math.isinf(c) or n != method else -1.0 for n, c in found.items()}
+
+    monkeypatch.setattr(conv, "_costs", biased)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", CONVS)
+def test_every_method_agrees_with_the_loop(name, method, monkeypatch):
+    torch.manual_seed(0)
+    prefer(monkeypatch, method)
+    assert_agrees(*HAZARDS[name]())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_method_that_is_preferred_is_the_one_that_runs(method, monkeypatch):
+    prefer(monkeypatch, method)
+    runs = []
+    parts = {
+        "patches": "_by_patches",
+        "groups": "_by_groups",
+        "patch grams": "_patch_gram",
+        "shifted grams": "_shifted_gram",
+    }
+    for name, function in parts.items():
+        original = getattr(conv, function)
+        monkeypatch.setattr(conv, function, lambda *a, n=name, f=original: runs.append(n) or f(*a))
+    model, loss_fn, batch = HAZARDS["conv_zeros_padding"]()
+    clipped_gradients(model, loss_fn, batch, 1.0)
+    assert set(runs) == {method}
+
+
+class StandardisedConv(nn.Module):
+    """timm's and De et al.'s layer, by layer_norm, with or without an activation in place."""
+
+    def __init__(self, *, in_place, scale):
+        super().__init__()
+        self.conv = nn.Conv2d(12, 16, 3, padding=1)
+        self.gain = nn.Parameter(torch.rand(16, 1) + 0.5)
+        self.in_place, self.scale = in_place, scale
+
+    def forward(self, x):
+        flat = F.layer_norm(self.conv.weight.flatten(1), (108,), eps=1e-4)
+        weight = (flat * (self.gain * self.scale)).view_as(self.conv.weight)
+        return F.relu(F.conv2d(x, weight, self.conv.bias, padding=1), inplace=self.in_place)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("method", ["patches", "shifted grams"])
+def test_standardised_weights_in_closed_form_agree_with_the_loop(method, in_place, monkeypatch):
+    torch.manual_seed(0)
+    prefer(monkeypatch, method)
+    calls = []
+    original = Standardised.square_norms
+    monkeypatch.setattr(
+        Standardised, "square_norms", lambda *a: calls.append(original(*a)) or calls[-1]
+    )
+    model = StandardisedConv(in_place=in_place, scale=0.1)
+    assert_agrees(model, HAZARDS["conv_depthwise"]()[1], torch.randn(5, 12, 4, 4))
+    assert calls
+    assert not calls[0][1].any(), "the closed form gave up"
