@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit slow soak mnist bench clean
+.PHONY: help setup demo test lint types unit browser slow soak mnist bench clean
 
 DATA ?= .data
 
@@ -32,7 +32,10 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow and not browser"
+
+browser: setup  ## the report in a real Chromium
+	$(BIN)/pytest -m browser
 
 slow: setup  ## the full-size tests
 	$(BIN)/pytest -m slow

@@ -121,7 +121,8 @@ def agrees_with_pld(seed):
     ours = tight_epsilon(noise, steps, p, delta)
     interval = 5e-5
     theirs = pld_epsilon(noise, steps, p, delta, interval)
-    if theirs <= 0.3:
+    # Theirs errs upwards with its interval, by 2e-4 at δ = 3e-9 and ε just above 0.3: refine then.
+    if theirs <= 0.3 or ours < theirs * (1 - 1e-4):
         moved = math.inf
         while moved >= 3e-5 and interval > 2e-6:
             interval /= 2
