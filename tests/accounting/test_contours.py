@@ -1,6 +1,7 @@
 import numpy as np
 import oracles
 import pytest
+from scipy.special import logsumexp
 
 from epsilons.accounting.contours import contour
 from epsilons.accounting.cumulants import cumulants
@@ -38,6 +39,23 @@ def test_the_tail_bound_holds_everywhere_beyond_the_last_node(line, add):
     beyond = contour(c, h, 8 * nodes, np.array([s]), np.array([p]), add=add)
     assert bound < 0
     assert (np.exp(beyond.log_ratio) - beyond.error <= np.exp(bound))[0, nodes:].all()
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("line", [*LINES, (1.5, 0.3, 60, 1.0, 0.1), (2.0, 1.0, 60, 0.5, 0.7)])
+def test_the_tail_bound_is_not_below_the_best_shift_of_the_path(line, add):
+    # Cut off on the left, where e^{d²/2} outgrows the normal density, the bound came out too low.
+    c, h, nodes, s, p = line
+    power, omega = (1 - c if add else c), h * nodes
+    bound = contour(c, h, nodes, np.array([s]), np.array([p]), add=add).tail[0]
+    x = np.arange(-60, abs(power) * s + 30, 1e-3)
+    best = np.inf
+    for d in np.linspace(0, min(0.5 * np.pi / s, 12), 60):
+        likelihood = 1 - p + p * np.exp(s * (x + 1j * d) - s * s / 2)
+        exponent = power * np.log(abs(likelihood)) - omega * np.angle(likelihood) - x * x / 2
+        best = min(best, logsumexp(exponent) + d * d / 2)
+    base = logsumexp(power * np.log1p(p * np.expm1(s * x - s * s / 2)) - x * x / 2)
+    assert bound >= best - base - 0.05
 
 
 @pytest.mark.parametrize("add", [False, True])

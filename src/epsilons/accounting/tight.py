@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numba import njit
@@ -30,6 +31,7 @@ from epsilons.accounting.cumulants import cumulants
 from epsilons.accounting.rdp import DEFAULT_ORDERS, rdp_epsilon
 
 Array = NDArray[np.float64]
+Direction = Literal["both", "remove", "add"]
 
 # Aliases may raise δ by this much, relatively.
 _ALIAS = 1e-8
@@ -53,12 +55,18 @@ _KEPT = 2**25
 
 
 def tight_epsilon(
-    noise_multipliers: ArrayLike, steps: ArrayLike, sample_rate: ArrayLike, delta: float
+    noise_multipliers: ArrayLike,
+    steps: ArrayLike,
+    sample_rate: ArrayLike,
+    delta: float,
+    *,
+    direction: Direction = "both",
 ) -> float:
     """ε at `delta` of a composition of sampled-Gaussian steps; certified, hence never too small.
 
     One noise multiplier (σ/z of the example), number of steps and sample rate per entry, or a
-    number for all. Both directions of neighbours, the larger ε of the two.
+    number for all. Neighbours differ by removing or adding the example; the larger ε of the two,
+    unless one `direction` is asked for.
 
     Guarantee: never below the exact ε, never above the RDP ε (Balle et al. 2020). Within 1e-6
     relative of the exact one if the example is drawn about twice or more in all; a run that
@@ -75,7 +83,9 @@ def tight_epsilon(
         entries, which = np.unique(np.stack([1 / noise, p]), axis=1, return_inverse=True)
     weights = np.zeros((1, entries.shape[1]))
     np.add.at(weights[0], which.reshape(-1), times)
-    accountant = TightAccountant(entries[0], entries[1], checks.open_unit("delta", delta))
+    accountant = TightAccountant(
+        entries[0], entries[1], checks.open_unit("delta", delta), direction=direction
+    )
     return float(accountant.epsilons(weights).certified[0])
 
 
@@ -134,11 +144,21 @@ class TightAccountant:
     between rows, how many rows each phase has: successive levels, linear in s² in between.
     """
 
-    def __init__(self, s: Array, p: Array, delta: float, levels: int | None = None) -> None:
+    def __init__(
+        self,
+        s: Array,
+        p: Array,
+        delta: float,
+        *,
+        levels: int | None = None,
+        direction: Direction = "both",
+    ) -> None:
+        checks.one_of("direction", direction, ("both", "remove", "add"))
         self._s, self._p, self._delta, self._levels = s, p, delta, levels
+        self._adding = {"both": (False, True), "remove": (False,), "add": (True,)}[direction]
         prices = cumulants(DEFAULT_ORDERS, s, p)
         self._prices = np.where(np.isinf(prices), _HUGE, prices)
-        self._lines: dict[tuple[int, int, int], tuple[_Line, _Line]] = {}
+        self._lines: dict[tuple[int, int, int], list[_Line]] = {}
 
     def totals(self, weights: Array) -> Array:
         """(m, orders): K of each history at `DEFAULT_ORDERS`; `weights` (m, rows) in steps."""
@@ -185,36 +205,36 @@ class TightAccountant:
         used = np.asarray((weights > 0).any(axis=0))
         for side in sides:
             side.cover(used)
-        tails = [weights @ side.tail for side in sides]
+        tails = np.stack([weights @ side.tail for side in sides])
         # Beyond the last node Σ 2|A_j| ≤ 2e^tail/(h²(J−1)), to compare with A_0 = 1/(c(c−1)).
         unit = math.log(h * h * (key[2] - 1) / (2 * c * (c - 1)))
-        short = np.maximum(tails[0], tails[1]) > math.log(_TAIL) + unit
+        short = tails.max(axis=0) > math.log(_TAIL) + unit
         # With no more nodes to add, a fictitious Gaussian release makes the tail vanish. It is
         # one more step of the history, so it can only raise δ.
-        excess = np.maximum(tails[0], tails[1]) - math.log(_LAST_TAIL) - unit
+        excess = tails.max(axis=0) - math.log(_LAST_TAIL) - unit
         extra = 2 * np.maximum(excess, 0.0) / (h * key[2]) ** 2
         last = key[2] >= _MOST_NODES
         ready = np.arange(mine.size) if last else np.flatnonzero(~short)
         for first in range(0, ready.size, max(1, _AT_ONCE // key[2])):
             go = ready[first : first + max(1, _AT_ONCE // key[2])]
-            both = np.zeros((2, go.size, 2))
-            for side, tail, out in zip(sides, tails, both, strict=True):
+            roots = np.zeros((len(sides), go.size, 2))
+            for side, tail, out in zip(sides, tails, roots, strict=True):
                 w = weights[go]
                 sums = (w @ side.log_ratio, w @ side.phase, w @ side.error, w @ side.gap)
                 given = (w @ side.start, ceiling[mine[go]], extra[go], tail[go])
                 _in_parts(c, h, math.log(self._delta), given, sums, out)
-            found[mine[go]] = both.max(axis=0)
+            found[mine[go]] = roots.max(axis=0)
         return np.zeros_like(short) if last else short
 
-    def _sides(self, key: tuple[int, int, int]) -> tuple[_Line, _Line]:
-        """The tables of a contour, to remove and to add."""
+    def _sides(self, key: tuple[int, int, int]) -> list[_Line]:
+        """The tables of a contour, one for each direction."""
         if key not in self._lines:
             # Both sides have five tables of the size of `phase`.
-            if 10 * sum(pair[0].phase.size for pair in self._lines.values()) > _KEPT:
+            if 10 * sum(sides[0].phase.size for sides in self._lines.values()) > _KEPT:
                 self._lines.clear()
             c, h = float(DEFAULT_ORDERS[key[0]]), _STEP_BASE ** key[1]
             given = (c, h, key[2], self._s, self._p, self._levels)
-            self._lines[key] = (_Line(*given, add=False), _Line(*given, add=True))
+            self._lines[key] = [_Line(*given, add=add) for add in self._adding]
         return self._lines[key]
 
 
