@@ -592,3 +592,35 @@ def relu_in_place_on_a_view():
     # A linear map of sequences returns a view; a hook on it would be lost by what follows.
     layers = nn.Linear(D, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.ReLU(inplace=True)
     return nn.Sequential(*layers), squared, sequences()
+
+
+class Doubled(torch.autograd.Function):
+    """What no interception can see: a function with a derivative of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+@hazard
+def function_with_its_own_derivative():
+    def forward(self, x):
+        return self.second(x[..., :4] + Doubled.apply(torch.tanh(self.first(x))))
+
+    net = Net(forward, first=nn.Linear(D, 4), second=nn.Linear(4, 3))
+    return net, squared, sequences()
+
+
+@hazard
+def constants_as_long_as_the_batch():
+    # Weights that meet constants of the batch's size before any data: none of them is per example.
+    def forward(self, x):
+        mixed = self.matrix @ torch.eye(B, dtype=x.dtype, device=x.device)
+        slopes = self.slope.expand(B)
+        return F.prelu(F.linear(x, mixed), slopes) + mixed.square().sum()
+
+    return Net(forward, matrix=parameter(B, B), slope=parameter(1)), squared, torch.randn(B, B)

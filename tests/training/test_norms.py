@@ -344,6 +344,47 @@ def test_inference_mode_around_the_call_changes_nothing():
     torch.testing.assert_close(norms, expected)
 
 
+def test_a_parameter_inside_a_function_of_its_own_is_refused():
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):
+            ctx.save_for_backward(x, weight)
+            return x * weight
+
+        @staticmethod
+        def backward(ctx, g):
+            x, weight = ctx.saved_tensors
+            return g * weight, (g * x).sum(0)
+
+    def loss_fn(model, x):
+        return model(Product.apply(x, model.bias)).sum(1)
+
+    with pytest.raises(UnsupportedLayer, match="bias: used by an operation"):
+        clipped_gradients(nn.Linear(4, 4), loss_fn, torch.randn(3, 4), 1.0)
+
+
+@pytest.mark.parametrize("write", ["setitem", "copy_", "out"])
+def test_a_parameter_written_into_data_is_refused(write):
+    def loss_fn(model, x):
+        hidden = x * 1
+        if write == "setitem":
+            hidden[:, 0] = model.bias[0]
+        elif write == "copy_":
+            hidden[:, :4].copy_(model.bias)
+        else:
+            torch.add(x, 1, out=hidden)
+            torch.mul(x, model.bias.detach(), out=hidden)
+            hidden = hidden.index_add_(1, torch.arange(4), model.bias.expand_as(x))
+        return model(hidden).sum(1)
+
+    model, batch = nn.Linear(4, 4), torch.randn(3, 4)
+    if write == "out":
+        assert_agrees(model, loss_fn, batch)
+    else:
+        with pytest.raises(UnsupportedLayer, match=r"bias: .* in place"):
+            clipped_gradients(model, loss_fn, batch, 1.0)
+
+
 def test_input_modified_in_place_after_use_is_refused():
     def loss_fn(model, x):
         hidden = x * 1

@@ -7,15 +7,18 @@ output gradient arrives; gradients of several uses are added before the norm is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from epsilons.training.interception import Use, Weight
+from epsilons.training.rules.joined import joined
 from epsilons.training.rules.registry import Formed, chunks, precise, square_norms, weighted
 from epsilons.training.standardisation import Standardised
 
 _KEEP_FORMED = 3  # formed gradients are kept if they take at most so many times the operands' bytes
+_Key = TypeVar("_Key")
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -71,8 +74,9 @@ class Accumulation:
                     self._settle(group)
 
     def _settle(self, group: Group) -> None:
+        group.direct = group.direct and _join(group)
         if group.direct:
-            self.squares += self._direct(group)
+            self.squares += self._direct(group.uses[0])
         else:
             chosen = self._standardised(group)
             for rows in chunks(len(chosen), self._bytes(group)):
@@ -90,25 +94,27 @@ class Accumulation:
         shape, use = group.weights[0].shape, group.uses[0]
         if not isinstance(shape, Standardised) or len(group.uses) > 1 or self.coarse:
             return everyone
+        self._form_if_small(use)
         assert use.g is not None
         squares, cancelled = shape.square_norms(use.term, use.g)
         self.squares += squares.where(~cancelled, 0.0)
         return everyone[cancelled]
 
-    def _direct(self, group: Group) -> Tensor:
-        use = _joined(group)
+    def _direct(self, use: Use) -> Tensor:
+        self._form_if_small(use)
         assert use.g is not None
-        held = use.term.data.nbytes if use.term.data is not None else 0
-        formed_bytes = 4 * len(use.g) * use.weight.tensor.numel()
-        small = formed_bytes <= _KEEP_FORMED * (held + use.g.nbytes)
-        if self.keep and small and use.term.forms(use.g):
-            use.g = use.term.gradients(use.g)
-            use.term = Formed()
-            return square_norms(use.g)
         squares = use.term.square_norms(use.g)
         if not self.keep:
             use.g = None
         return squares
+
+    def _form_if_small(self, use: Use) -> None:
+        """Keep what the norm needs anyway for the clipped sum, if it takes little more memory."""
+        assert use.g is not None
+        held = use.term.data.nbytes if use.term.data is not None else 0
+        formed = 4 * len(use.g) * use.weight.tensor.numel()
+        if self.keep and formed <= _KEEP_FORMED * (held + use.g.nbytes) and use.term.forms(use.g):
+            use.g, use.term = use.term.gradients(use.g), Formed()
 
     def _bytes(self, group: Group) -> int:
         return 8 * sum(w.tensor.numel() for w in group.weights)
@@ -118,9 +124,7 @@ class Accumulation:
         totals: dict[int, Tensor] = {}
         for use in group.uses:
             assert use.g is not None
-            formed = use.term.rows(rows).gradients(use.g[rows])
-            key = id(use.weight)
-            totals[key] = totals[key] + formed if key in totals else formed
+            _add(totals, id(use.weight), use.term.rows(rows).gradients(use.g[rows]))
         return self._to_parameters(group.weights, totals, batched=True)
 
     def _to_parameters(
@@ -144,21 +148,20 @@ class Accumulation:
             )
             for name, gradient in zip(names, pulled, strict=True):
                 if gradient is not None:
-                    gradient = precise(gradient)
-                    result[name] = result[name] + gradient if name in result else gradient
+                    _add(result, name, precise(gradient))
         return result
 
     def clipped_sum(self, factors: Tensor) -> dict[str, Tensor]:
         """Σ_i factors_i · gradient_i by parameter; factors (B,), where 0 leaves an example out."""
-        sums = {
-            name: torch.zeros_like(p, dtype=precise(p.new_empty(0)).dtype, requires_grad=False)
-            for name, p in self.parameters.items()
-        }
+        sums: dict[str, Tensor] = {}
         chosen = factors > 0
         with torch.autocast(factors.device.type, enabled=False):
             for group in self._kept:
                 self._add_clipped(group, factors, chosen, sums)
-        return sums
+        for name, p in self.parameters.items():
+            if name not in sums:
+                sums[name] = precise(torch.zeros_like(p, requires_grad=False))
+        return {name: sums[name] for name in self.parameters}
 
     def _add_clipped(
         self, group: Group, factors: Tensor, chosen: Tensor, sums: dict[str, Tensor]
@@ -168,7 +171,7 @@ class Accumulation:
             for rows in chunks(len(factors), self._bytes(group)):
                 some = _where(chosen[rows], rows)
                 for name, gradient in self._pulled_back(group, some).items():
-                    sums[name] += weighted(gradient, factors[some])
+                    _add(sums, name, weighted(gradient, factors[some]))
             return
         totals: dict[int, Tensor] = {}
         everyone = bool(chosen.all())
@@ -177,12 +180,14 @@ class Accumulation:
             term, g, its_factors = use.term, use.g, factors
             if not everyone:
                 term, g, its_factors = term.rows(chosen), g[chosen], factors[chosen]
-            part = term.weighted_sum(g, its_factors)
-            key = id(use.weight)
-            totals[key] = totals[key] + part if key in totals else part
+            _add(totals, id(use.weight), term.weighted_sum(g, its_factors))
         for name, gradient in self._to_parameters(group.weights, totals, batched=False).items():
-            sums[name] += gradient
+            _add(sums, name, gradient)
         group.uses = []
+
+
+def _add(totals: dict[_Key, Tensor], key: _Key, part: Tensor) -> None:
+    totals[key] = totals[key] + part if key in totals else part
 
 
 def _where(chosen: Tensor, rows: slice) -> Tensor:
@@ -190,21 +195,13 @@ def _where(chosen: Tensor, rows: slice) -> Tensor:
     return places[chosen]
 
 
-def _joined(group: Group) -> Use:
-    """One use that stands for all uses of the group's only weight."""
-    if len(group.uses) == 1:
-        return group.uses[0]
-    terms = [u.term for u in group.uses]
-    gs = [u.g for u in group.uses if u.g is not None]
-    pair = terms[0].joined(terms, gs)
+def _join(group: Group) -> bool:
+    """Leave one use that stands for all uses of the group's only weight, if that can be."""
+    pair = joined([(u.term, u.g) for u in group.uses if u.g is not None])
     if pair is None:
-        total = terms[0].gradients(gs[0])
-        for term, g in zip(terms[1:], gs[1:], strict=True):
-            total = total + term.gradients(g)
-        pair = Formed(), total
-    use = Use(group.weights[0], pair[0], group.uses[0].operation, pair[1])
-    group.uses = [use]
-    return use
+        return False
+    group.uses = [Use(group.weights[0], pair[0], group.uses[0].operation, pair[1])]
+    return True
 
 
 def _vjp(

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from epsilons.training.layout import (
     ELEMENTWISE,
     Layout,
-    conflicting,
+    agreeing,
     examples_first,
     names,
     output_layout,
@@ -41,6 +41,7 @@ from epsilons.training.rules import (
 )
 from epsilons.training.rules.conv import Conv
 from epsilons.training.rules.fallback import fallback
+from epsilons.training.rules.linear import Bias
 from epsilons.training.standardisation import Shape, Standardised, derived_shape
 
 
@@ -86,13 +87,17 @@ class Interception(TorchFunctionMode):
             id(p): Weight(p, frozenset([name]), True) for name, p in self.parameters.items()
         }
         self._derived: list[Tensor] = []
-        self._data: dict[int, tuple[weakref.ref[Tensor], Layout | None]] = {}
-        self._presumed = False
+        self._data: dict[int, tuple[weakref.ref[Tensor], Layout | None, bool]] = {}
         self.recomputes = False
 
-    def mark(self, tensor: Tensor, layout: Layout | None) -> None:
-        """Take a tensor for data with this layout."""
-        self._data[id(tensor)] = (weakref.ref(tensor), layout)
+    def mark(self, tensor: Tensor, layout: Layout | None, presumed: bool = False) -> None:
+        """Take a tensor for data with this layout; `presumed` if only its size says so."""
+        self._data[id(tensor)] = (weakref.ref(tensor), layout, presumed)
+
+    def presumed(self, tensor: Tensor) -> bool:
+        """Whether nothing but sizes ties a tensor to the data."""
+        entry = self._data.get(id(tensor))
+        return entry is not None and entry[0]() is tensor and entry[2]
 
     def note(self, tensor: Tensor, layout: Layout) -> None:
         """The same, unless the tensor is a weight."""
@@ -139,14 +144,19 @@ class Interception(TorchFunctionMode):
         kwargs = kwargs or {}
         weights: list[Weight] = []
         data: list[tuple[Tensor, Layout | None]] = []
+        guesses: list[bool] = []
         tensors = list(tensors_in((args, kwargs)))
         for tensor in tensors:
             if (weight := self._weights.get(id(tensor))) is not None:
                 weights.append(weight)
             elif (entry := self._data.get(id(tensor))) is not None and entry[0]() is tensor:
                 data.append((tensor, entry[1]))
-            elif tensor.requires_grad:
-                data.append((tensor, None))
+                guesses.append(entry[2])
+            elif tensor.requires_grad and not tensor.is_leaf:
+                # From what can't be overheard, such as an autograd.Function of the model's own.
+                guess = self.presume and tensor.dim() > 0 and len(tensor) == self.count
+                data.append((tensor, Layout(0) if guess else None))
+                guesses.append(guess)
         if func in _DIFFERENTIATING:
             raise UnsupportedLayer(
                 "the model differentiates itself while it runs (torch.autograd inside forward), "
@@ -154,17 +164,18 @@ class Interception(TorchFunctionMode):
             )
         if data and func in REFUSED:
             REFUSED[func](*args, **kwargs)
-        if self._presumed and len(data) > 1 and conflicting(func, data):
+        presumed = bool(data) and all(guesses)
+        if any(guesses) and not presumed and not agreeing(func, data):
             raise PresumedWrongly
         if weights and data:
             if torch.is_grad_enabled():
-                return self._mixed(func, args, kwargs, data, weights)
+                return self._mixed(func, args, kwargs, data, weights, presumed)
             self._refuse_reentrant(weights)
         elif weights:  # a view taken without gradients still is a view of the weight
             return self._derive(func, args, kwargs, weights)
         out = func(*args, **kwargs)
         if data:
-            self._follow(func, args, kwargs, data, out)
+            self._follow(func, args, kwargs, data, out, presumed)
         elif self.presume and not tensors:
             self._presume(out)
         return out
@@ -173,31 +184,44 @@ class Interception(TorchFunctionMode):
         """Send gradients back from the loss; every use is handed over with its g."""
         self.uses.clear()  # whoever receives them lets go of each in time
         self.receive = receive
+        names, parameters = list(self.parameters), list(self.parameters.values())
         with self if self.recomputes else nullcontext():
-            _grad(loss, self.anchor, allow_unused=True)
+            # Every parameter was detached, so none of them can be reached; if one is, say so.
+            found = _grad(loss, [self.anchor, *parameters], allow_unused=True)[1:]
+        leaked = [name for name, g in zip(names, found, strict=True) if g is not None]
+        if leaked:
+            raise UnsupportedLayer(
+                f"{', '.join(leaked)}: used by an operation that can't be overheard (a custom "
+                "autograd.Function, or torch.func inside the model). Write it with torch's "
+                "operations, or call them on the parameter first."
+            )
 
-    def _follow(self, func: Any, args: Any, kwargs: Any, data: Any, out: Any) -> None:
+    def _follow(
+        self, func: Any, args: Any, kwargs: Any, data: Any, out: Any, presumed: bool
+    ) -> None:
         if isinstance(out, Tensor):
-            self.mark(out, output_layout(func, args, kwargs, data, out, self.count))
+            self.mark(out, output_layout(func, args, kwargs, data, out, self.count), presumed)
         elif isinstance(out, (tuple, list)):
             layouts: dict[torch.Size, Layout | None] = {}
             for part in tensors_in(out):
                 if part.shape not in layouts:
                     found = output_layout(func, args, kwargs, data, part, self.count)
                     layouts[part.shape] = found
-                self.mark(part, layouts[part.shape])
+                self.mark(part, layouts[part.shape], presumed)
+        elif out is None and isinstance(args[0], Tensor) and args[0] is not data[0][0]:
+            self.mark(args[0], None)  # x[…] = data makes data of x, and hides the examples in it
 
     def _presume(self, out: Any) -> None:
         # An initial state of zeros, noise, a range over the batch: constants, one row per example.
         if isinstance(out, Tensor) and out.dim() > 0 and out.shape[0] == self.count:
-            self._presumed = True
-            self.mark(out, Layout(0))
+            self.mark(out, Layout(0), presumed=True)
 
     def _derive(self, func: Any, args: Any, kwargs: Any, weights: list[Weight]) -> Any:
         name = getattr(func, "__name__", "")
-        if self.presume and name in _EXPANDING and (layout := self._expanded(func, args, kwargs)):
-            self._presumed = True
-            return self._mixed(func, args, kwargs, [], weights, layout)
+        if self.presume and name in _EXPANDING and torch.is_grad_enabled():
+            expanded = self._expanded(func, args, kwargs, weights[0])
+            if expanded is not None:
+                return expanded
         out = func(*args, **kwargs)
         for part in tensors_in(out):
             if not part.requires_grad or id(part) in self._weights:
@@ -224,12 +248,19 @@ class Interception(TorchFunctionMode):
         weight = self._weights.get(id(tensor))
         return (weight.rearranged, weight.shape) if weight is not None else (False, None)
 
-    def _expanded(self, func: Any, args: Any, kwargs: Any) -> Layout | None:
-        old = args[0].shape
-        new = func(args[0].detach(), *args[1:], **kwargs).shape
-        old = (1,) * (len(new) - len(old)) + tuple(old)
-        grown = [d for d in range(len(new)) if old[d] == 1 and new[d] == self.count > 1]
-        return Layout(grown[0]) if grown else None
+    def _expanded(self, func: Any, args: Any, kwargs: Any, weight: Weight) -> Tensor | None:
+        """A weight given a dimension of the batch's size: one equal row for each example."""
+        source = args[0].shape
+        out: Tensor = func(args[0].detach(), *args[1:], **kwargs)
+        old = (1,) * (out.dim() - len(source)) + tuple(source)
+        grown = [d for d in range(out.dim()) if old[d] == 1 and out.shape[d] == self.count > 1]
+        if not grown:
+            return None
+        row = [1 if d == grown[0] else size for d, size in enumerate(out.shape)]
+        if any(size not in (1, length) for size, length in zip(old, row, strict=True)):
+            return None
+        term = (weight, Bias(source))
+        return self._listen(out, Layout(grown[0]), [term], "expand", presumed=True)
 
     def _mixed(
         self,
@@ -238,9 +269,9 @@ class Interception(TorchFunctionMode):
         kwargs: Any,
         data: list[tuple[Tensor, Layout | None]],
         weights: list[Weight],
-        layout: Layout | None = None,
+        presumed: bool,
     ) -> Any:
-        if func in FUSED and data:
+        if func in FUSED:
             out = FUSED[func](self, *args, **kwargs)
             if out is not NotImplemented:
                 return out
@@ -258,15 +289,15 @@ class Interception(TorchFunctionMode):
         detached = {key: tensor.detach() for key, tensor in used.items()}
         args, kwargs = swapped(args, detached), swapped(kwargs, detached)
         out = func(*args, **kwargs)
-        if not isinstance(out, Tensor):
+        if not isinstance(out, Tensor) or any(out is t for t in tensors_in((args, kwargs))):
+            kind = "in place" if out is None or isinstance(out, Tensor) else type(out).__name__
             raise UnsupportedLayer(
-                f"{self.path(weights)}: {name} uses a parameter together with data and returns "
-                f"{type(out).__name__}, not a tensor. Write it with operations that return one."
+                f"{self.path(weights)}: {name} uses a parameter together with data and gives its "
+                f"result {kind}. Write it with operations that return one new tensor."
             )
-        if layout is None:
-            layout = output_layout(func, args, kwargs, data, out, self.count)
+        layout = output_layout(func, args, kwargs, data, out, self.count)
         if layout is None or any(its is None for _, its in data):
-            if self._presumed:
+            if self.presume:
                 raise PresumedWrongly
             raise UnsupportedLayer(
                 f"{self.path(weights)}: lost track of the examples before or in {name} "
@@ -276,13 +307,13 @@ class Interception(TorchFunctionMode):
         if self.receive is not None:
             # A checkpoint runs its part again on the way back, for what autograd saved there.
             out = self._tap(out, lambda g: None)
-            self.mark(out, layout)
+            self.mark(out, layout, presumed)
             return out
         by_weight = {id(detached[key]): self._weights[key] for key in detached}
         terms = self._terms(func, args, kwargs, data, by_weight, layout, out)
         self._keep_output(terms, out, layout)
         self.recomputes = self.recomputes or _checkpoint() is not None
-        return self._listen(out, layout, terms, name)
+        return self._listen(out, layout, terms, name, presumed)
 
     def _refuse_reentrant(self, weights: Sequence[Weight]) -> None:
         if _checkpoint() == "CheckpointFunction.forward":
@@ -314,9 +345,8 @@ class Interception(TorchFunctionMode):
         if func in RULES:
             rule, argument = RULES[func]
             subject = args[0] if args else kwargs.get(argument)
-            applies = data and (argument is None or (len(data) == 1 and originals[0] is subject))
-            name = getattr(func, "__name__", "")
-            if name in ELEMENTWISE and data:
+            applies = argument is None or (len(data) == 1 and originals[0] is subject)
+            if getattr(func, "__name__", "") in ELEMENTWISE:
                 place = data[0][1].dim - data[0][0].dim()
                 applies = applies and not any(_spans(w.tensor, place) for w in by_weight.values())
             if applies:
@@ -338,7 +368,12 @@ class Interception(TorchFunctionMode):
         ]
 
     def _listen(
-        self, out: Tensor, layout: Layout, terms: list[tuple[Weight, Term]], name: str
+        self,
+        out: Tensor,
+        layout: Layout,
+        terms: list[tuple[Weight, Term]],
+        name: str,
+        presumed: bool,
     ) -> Tensor:
         uses = [Use(weight, term, name) for weight, term in terms]
         versions = [(t, t._version) for _, term in terms if (t := term.data) is not None]
@@ -360,7 +395,7 @@ class Interception(TorchFunctionMode):
             versions.clear()
 
         out = self._tap(out, arrived)
-        self.mark(out, layout)
+        self.mark(out, layout, presumed)
         return out
 
     def _tap(self, out: Tensor, arrived: Callable[[Tensor], None]) -> Tensor:

@@ -96,17 +96,23 @@ def output_layout(
     return None
 
 
-def conflicting(function: Function, inputs: Sequence[tuple[Tensor, Layout | None]]) -> bool:
-    """Whether the layouts of the inputs of an operation can't all be right."""
+def agreeing(function: Function, inputs: Sequence[tuple[Tensor, Layout | None]]) -> bool:
+    """Whether an operation on several data inputs leaves each example to itself.
+
+    Asked where one of the layouts is a presumption from sizes: False where in doubt.
+    """
     name = getattr(function, "__name__", "")
-    places = [layout.dim - tensor.dim() for tensor, layout in inputs if layout is not None]
-    if len(places) < 2:
+    layouts = {layout for _, layout in inputs}
+    if None in layouts or name in _WEIGHTED:
         return False
+    places = {layout.dim - tensor.dim() for tensor, layout in inputs if layout is not None}
     if name in ELEMENTWISE:
-        return len(set(places)) > 1
+        return len(places) == 1
     if name in _CONTRACTING:
-        return len(set(places)) > 1 or places[0] > -3
-    return name in _WEIGHTED
+        return len(places) == 1 and max(places) <= -3
+    if name in _ROW_BY_ROW:
+        return layouts == {BATCH_FIRST}
+    return len(layouts) == 1 and len({tensor.dim() for tensor, _ in inputs}) == 1
 
 
 def _reshaped(old: Sequence[int], layout: Layout, new: Sequence[int], count: int) -> Layout | None:
@@ -241,6 +247,10 @@ ELEMENTWISE = names(
     "__lt__ __le__ __gt__ __ge__ __ne__ binary_cross_entropy_with_logits"
 )
 _CONTRACTING = names("matmul bmm mm __matmul__ __rmatmul__ baddbmm")
+_ROW_BY_ROW = names(
+    "__getitem__ __setitem__ gather index_select take_along_dim scatter cross_entropy nll_loss "
+    "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy copy_"
+)
 _WEIGHTED = names(
     "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
     "embedding embedding_bag group_norm layer_norm rms_norm instance_norm bilinear"

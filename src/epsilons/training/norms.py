@@ -217,6 +217,8 @@ def _overheard(
         with mode:
             losses = loss_fn(model, swapped(batch, aliases))
         check_losses(losses, count)
+        if presume and mode.presumed(losses):
+            raise PresumedWrongly
         device = mode.anchor.device.type
         autocast = torch.is_autocast_enabled(device)
         accumulated = Accumulation(mode.uses, parameters, count, keep=keep, coarse=autocast)

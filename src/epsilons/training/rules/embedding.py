@@ -19,7 +19,7 @@ class Embedding(Term):
         super().__init__(data)
         self.vocabulary, self.padding = vocabulary, padding
 
-    def _rows(self, g: Tensor) -> tuple[Tensor, Tensor]:
+    def places(self, g: Tensor) -> tuple[Tensor, Tensor]:
         """Ids (B, T), and gradients (B, T, d) that are zero at the padding."""
         assert self.data is not None
         ids = self.data.flatten(1)
@@ -32,12 +32,12 @@ class Embedding(Term):
         return False
 
     def gradients(self, g: Tensor) -> Tensor:
-        ids, g = self._rows(g)
+        ids, g = self.places(g)
         formed = g.new_zeros(len(g), self.vocabulary, g.shape[2])
         return formed.scatter_add_(1, ids.unsqueeze(2).expand_as(g), g)
 
     def square_norms(self, g: Tensor) -> Tensor:
-        ids, g = self._rows(g)
+        ids, g = self.places(g)
         owner = torch.arange(len(g), device=g.device).unsqueeze(1)
         keys, place = torch.unique(owner * self.vocabulary + ids, return_inverse=True)
         rows = g.new_zeros(len(keys), g.shape[2]).index_add_(0, place.flatten(), g.flatten(0, 1))
@@ -45,7 +45,7 @@ class Embedding(Term):
         return squares.index_add_(0, keys // self.vocabulary, rows.square().sum(1))
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
-        ids, g = self._rows(g)
+        ids, g = self.places(g)
         g = g * factors.to(g.dtype)[:, None, None]
         total = g.new_zeros(self.vocabulary, g.shape[2])
         return total.index_add_(0, ids.flatten(), g.flatten(0, 1))

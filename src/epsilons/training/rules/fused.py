@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+_OFF_CENTRE = 30.0  # deviations from zero beyond which Σ r(x·g) − Σ rμg would lose two digits
 
 
 class _GroupNorm(torch.autograd.Function):
@@ -57,6 +59,87 @@ class _GroupNorm(torch.autograd.Function):
         return (dx.view(x.shape) if ctx.needs_input_grad[0] else None, *[None] * 6)
 
 
+class _LayerNorm(torch.autograd.Function):
+    """Layer norm over the last dimension, with mean μ and reciprocal deviation r per place t.
+
+        ∂/∂γ = Σ_t r_t (x_t·g_t) − Σ_t r_t μ_t g_t,   ∂/∂β = Σ_t g_t
+
+    Both sums over g are one matrix product; nothing is normalised a second time.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        anchor: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        count: int,
+        deliver: Callable[[Tensor, Tensor], None],
+    ) -> Tensor:
+        out, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
+        ctx.save_for_backward(x, mean, rstd, weight, bias)
+        ctx.count, ctx.deliver = count, deliver
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean, rstd, weight, bias = ctx.saved_tensors
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = torch.ops.aten.native_layer_norm_backward(
+                g, x, x.shape[-1:], mean, rstd, weight, bias, [True, False, False]
+            )[0]
+        rows, its = x.reshape(ctx.count, -1, x.shape[-1]), g.reshape(ctx.count, -1, x.shape[-1])
+        mean, rstd = mean.view(ctx.count, 1, -1), rstd.view(ctx.count, 1, -1)
+        if bool((mean * rstd).abs().max() > _OFF_CENTRE):
+            scale = torch.bmm(rstd, (rows - mean.mT) * its)
+            shift = its.sum(1, keepdim=True)
+        else:
+            sums = torch.bmm(torch.cat([rstd * mean, torch.ones_like(rstd)], 1), its)
+            scale, shift = torch.bmm(rstd, rows * its) - sums[:, :1], sums[:, 1:]
+        ctx.deliver(scale.squeeze(1), shift.squeeze(1))
+        return (dx, *[None] * 6)
+
+
+def _layer_norm(
+    interception: Any,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Any:
+    if not _applies(interception, input) or len(normalized_shape) > 1 or not interception.count:
+        return NotImplemented
+    deliver = _delivery(interception, weight, bias, "layer_norm")
+    values = [None if w is None else w.detach() for w in (weight, bias)]
+    out = _LayerNorm.apply(  # type: ignore[no-untyped-call]
+        input, interception.anchor, *values, eps, interception.count, deliver
+    )
+    interception.mark_rows(out)
+    return out
+
+
+def _applies(interception: Any, input: Tensor) -> bool:
+    autocast = torch.is_autocast_enabled(input.device.type)
+    precise = input.dtype in (torch.float32, torch.float64)
+    return precise and not autocast and bool(interception.batch_first(input))
+
+
+def _delivery(
+    interception: Any, weight: Any, bias: Any, name: str
+) -> Callable[[Tensor, Tensor], None]:
+    uses = [interception.expect(w, name) for w in (weight, bias)]
+
+    def deliver(scale: Tensor, shift: Tensor) -> None:
+        interception.deliver(uses[0], scale)
+        interception.deliver(uses[1], shift)
+
+    return deliver
+
+
 def _group_norm(
     interception: Any,
     input: Tensor,
@@ -65,16 +148,9 @@ def _group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Any:
-    autocast = torch.is_autocast_enabled(input.device.type)
-    plain = input.dtype in (torch.float32, torch.float64) and not autocast
-    if not plain or not interception.batch_first(input):
+    if not _applies(interception, input):
         return NotImplemented
-    uses = [interception.expect(w, "group_norm") for w in (weight, bias)]
-
-    def deliver(scale: Tensor, shift: Tensor) -> None:
-        interception.deliver(uses[0], scale)
-        interception.deliver(uses[1], shift)
-
+    deliver = _delivery(interception, weight, bias, "group_norm")
     values = [None if w is None else w.detach() for w in (weight, bias)]
     out = _GroupNorm.apply(  # type: ignore[no-untyped-call]
         input, interception.anchor, *values, num_groups, eps, deliver
@@ -83,4 +159,4 @@ def _group_norm(
     return out
 
 
-FUSED: dict[Any, Callable[..., Any]] = {F.group_norm: _group_norm}
+FUSED: dict[Any, Callable[..., Any]] = {F.group_norm: _group_norm, F.layer_norm: _layer_norm}

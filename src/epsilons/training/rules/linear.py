@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -26,57 +27,60 @@ class Linear(Term):
     formed instead where that takes fewer operations or where the Gram form would cancel.
     """
 
-    def __init__(self, data: Tensor, transposed: bool = False) -> None:
+    def __init__(self, data: Tensor, transposed: bool = False, bias: Bias | None = None) -> None:
         super().__init__(data)
-        self.transposed = transposed
+        self.transposed, self.bias = transposed, bias
 
-    def _operands(self, g: Tensor) -> tuple[Tensor, Tensor]:
+    def operands(self, g: Tensor) -> tuple[Tensor, Tensor]:
+        """a (B, T, d) and g (B, T, p), in single precision or better."""
         assert self.data is not None
         return precise(self.data).flatten(1, -2), precise(g).flatten(1, -2)
 
     def gradients(self, g: Tensor) -> Tensor:
-        a, g = self._operands(g)
+        a, g = self.operands(g)
         return torch.bmm(a.mT, g) if self.transposed else torch.bmm(g.mT, a)
 
     def forms(self, g: Tensor) -> bool:
-        a, g = self._operands(g)
+        a, g = self.operands(g)
         return a.shape[1] > 1 and 2 * a.shape[1] ** 2 > a.shape[2] * g.shape[2]
 
     def square_norms(self, g: Tensor) -> Tensor:
         forms = self.forms(g)
-        a, g = self._operands(g)
+        a, g = self.operands(g)
         if a.shape[1] == 1:
             return square_norms(a) * square_norms(g)
-        each = 4 * (a.shape[2] * g.shape[2] if forms else 2 * a.shape[1] ** 2)
-        block = _formed if forms else _gram
-        return torch.cat([block(a[rows], g[rows]) for rows in chunks(len(g), each)])
+        if forms:
+            parts = chunks(len(g), 4 * a.shape[2] * g.shape[2])
+            return torch.cat([_formed(a[rows], g[rows]) for rows in parts])
+        parts = chunks(len(g), 8 * a.shape[1] ** 2)
+        found = [_gram(a[rows], g[rows]) for rows in parts]
+        squares, sums = (torch.cat(column) for column in zip(*found, strict=True))
+        if self.bias is not None:
+            self.bias.squares = sums
+        return squares
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
-        a, g = self._operands(g)
+        a, g = self.operands(g)
         g = g * factors.to(g.dtype)[:, None, None]
         a, g = a.flatten(0, 1), g.flatten(0, 1)
         return a.mT @ g if self.transposed else g.mT @ a
-
-    def joined(self, others: list[Term], gs: list[Tensor]) -> tuple[Term, Tensor] | None:
-        if not all(isinstance(o, Linear) and o.transposed == self.transposed for o in others):
-            return None
-        pairs = [o._operands(g) for o, g in zip(others, gs, strict=True) if isinstance(o, Linear)]
-        a = torch.cat([a for a, _ in pairs], 1)
-        return Linear(a, self.transposed), torch.cat([g for _, g in pairs], 1)
 
 
 def _formed(a: Tensor, g: Tensor) -> Tensor:
     return square_norms(torch.bmm(g.mT, a))
 
 
-def _gram(a: Tensor, g: Tensor) -> Tensor:
+def _gram(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared norms of Σ_t g_t a_tᵀ and of Σ_t g_t, which the same products hold."""
     aa, gg = torch.bmm(a, a.mT), torch.bmm(g, g.mT)
-    squares = (aa * gg).sum((1, 2))
-    terms = (aa.diagonal(dim1=1, dim2=2) * gg.diagonal(dim1=1, dim2=2)).sum(1)
-    cancelled = squares < CANCELLATION * terms
+    squares, sums = (aa * gg).sum((1, 2)), gg.sum((1, 2))
+    lengths = gg.diagonal(dim1=1, dim2=2)
+    terms = (aa.diagonal(dim1=1, dim2=2) * lengths).sum(1)
+    cancelled = (squares < CANCELLATION * terms) | (sums < CANCELLATION * lengths.sum(1))
     if bool(cancelled.any()):
         squares[cancelled] = _formed(a[cancelled], g[cancelled])
-    return squares
+        sums[cancelled] = square_norms(g[cancelled].sum(1))
+    return squares, sums
 
 
 class Bias(Term):
@@ -85,9 +89,18 @@ class Bias(Term):
     def __init__(self, shape: torch.Size) -> None:
         super().__init__(None)
         self.shape = shape
+        self.squares: Tensor | None = None  # from the weight of the same operation
+
+    def rows(self, chosen: slice | Tensor) -> Self:
+        part = super().rows(chosen)
+        part.squares = None
+        return part
 
     def gradients(self, g: Tensor) -> Tensor:
         return summed_to(precise(g), self.shape)
+
+    def square_norms(self, g: Tensor) -> Tensor:
+        return super().square_norms(g) if self.squares is None else self.squares
 
 
 def summed_to(g: Tensor, shape: torch.Size) -> Tensor:
@@ -103,9 +116,12 @@ def summed_to(g: Tensor, shape: torch.Size) -> Tensor:
 def linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Term]]:
-    yield weight, Linear(input)
-    if bias is not None:
-        yield bias, Bias(bias.shape)
+    if bias is None:
+        yield weight, Linear(input)
+    else:
+        shift = Bias(bias.shape)
+        yield weight, Linear(input, bias=shift)
+        yield bias, shift
 
 
 @norm_rule(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)

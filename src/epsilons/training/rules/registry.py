@@ -53,10 +53,6 @@ class Term:
             part.data = self.data[chosen]
         return part
 
-    def joined(self, others: list[Term], gs: list[Tensor]) -> tuple[Term, Tensor] | None:
-        """One term and one g that stand for several uses of one weight, or None."""
-        return None
-
 
 class Formed(Term):
     """A term whose g already is every example's gradient."""
