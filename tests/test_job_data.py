@@ -135,6 +135,10 @@ def data(path):
     train = torch.utils.data.TensorDataset(x, y)
     return Data(train, named, train, named, classes=("no", "yes"))
 
+def unnamed(path):
+    named = Examples.numbered(2)
+    return Data(torch.utils.data.TensorDataset(torch.ones(2, 3), torch.tensor([0, 1])), named)
+
 def model(shape, classes):
     return torch.nn.Sequential(torch.nn.Linear(shape[0], classes), torch.nn.LogSoftmax(1))
 
@@ -167,6 +171,7 @@ def test_python_functions_of_ones_own(tmp_path, mine):
         (dict(data="python:not_a_module:data"), "No module named 'not_a_module'"),
         (dict(data="python:my_own_module:nothing"), "returned NoneType; expected epsilons.data"),
         (dict(model="python:my_own_module:nothing"), "returned NoneType; expected a Module"),
+        (dict(data="python:my_own_module:unnamed", model="mlp"), "names no classes"),
         (dict(data="minst"), "data = 'minst' is not known; expected digits, mnist"),
         (dict(data="mnist", path=None), "data = 'mnist' needs path"),
         (dict(data="digits"), "embedded; leave path out"),
