@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from epsilons import Run, job
 from epsilons.cli import app, main
@@ -132,6 +133,8 @@ def test_ctrl_c_in_a_terminal_and_resume_end_as_if_undisturbed(folder, typed):
     process = subprocess.Popen(
         [sys.executable, "-m", "epsilons", "train", *long, "--out", "stopped"],
         cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        # with other threads the replay would not be trusted, and be charged again
+        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
         preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),
     )  # fmt: skip
     os.close(theirs)

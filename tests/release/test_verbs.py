@@ -37,6 +37,18 @@ def test_publish_prints_statistics_cost_and_total(folder, epsilons):
     assert "is more than is left" in err
 
 
+def test_publish_says_when_no_group_is_large_enough(tmp_path, epsilons):
+    run = make_run(
+        tmp_path / "run", n=400, groups={"town": [f"town {i % 100}" for i in range(400)]}
+    )
+    code, out, err = epsilons(
+        "publish", run.path, "--epsilon", "0.8", "--quantiles", "0.5", "--groups", "town"
+    )
+    assert (code, err) == (0, "")
+    assert "no group is large enough" in out
+    assert "town 1" not in out
+
+
 def test_owner_prints_a_statement_in_the_format_asked_for(folder, epsilons):
     assert "What is guaranteed" in epsilons("owner", folder, "id-00001")[1]
     found = json.loads(epsilons("owner", folder, "id-00001", "--format", "json")[1])

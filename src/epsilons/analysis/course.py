@@ -21,12 +21,15 @@ _SHOWN = METHODS[:2]
 
 @dataclass(frozen=True)
 class NormCourse:
-    """Median norm of each group (refreshes,) at the steps of the refreshes."""
+    """Median norm of each group (refreshes,) at the steps of the refreshes.
+
+    `max_grad_norm`: the bound that they are clipped to, at first; None if they are not.
+    """
 
     by: tuple[str, ...]
     steps: NDArray[np.int64]
     medians: Mapping[str, NDArray[np.float64]]
-    max_grad_norm: float
+    max_grad_norm: float | None
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ def norm_course(run: Run, by: str | Sequence[str]) -> NormCourse:
                 (len(some) - 1) // 2
             ]
     medians = dict(zip(names.tolist(), table, strict=True))
-    return NormCourse(columns, np.array(steps), medians, run.plan.phase(0).max_grad_norm)
+    bound = None if run.plan.clipping == "none" else run.plan.phase(0).max_grad_norm
+    return NormCourse(columns, np.array(steps), medians, bound)
 
 
 def epsilon_course(

@@ -43,14 +43,14 @@ def groups(
         else "NOT PRIVATE: trained without noise, no ε holds for anyone"
     )
     for summary in found:
-        _print(console, summary)
+        _print(console, summary, epsilons.kind != "none")
 
 
 def _facts(folder: Run, kind: str, method: str) -> dict[str, object]:
     return {"delta": folder.plan.delta, "kind": kind, "method": method}
 
 
-def _print(console: Console, summary: GroupSummary) -> None:
+def _print(console: Console, summary: GroupSummary, private: bool) -> None:
     table = Table(summary.name, "n", "mean ε", "at worst", "train loss", "test accuracy")
     for row in reversed(summary.rows):
         accuracy = "–"
@@ -60,8 +60,10 @@ def _print(console: Console, summary: GroupSummary) -> None:
         table.add_row(
             f"{row.group} *" if row.small else row.group,
             str(row.n),
-            f"{row.mean_epsilon:.3f} ({row.interval.low:.2f}–{row.interval.high:.2f})",
-            f"{row.at_worst_case:.1%}",
+            f"{row.mean_epsilon:.3f} ({row.interval.low:.2f}–{row.interval.high:.2f})"
+            if private
+            else "not private",
+            f"{row.at_worst_case:.1%}" if private else "–",
             "–" if row.train_loss is None else f"{row.train_loss:.4g}",
             accuracy,
         )

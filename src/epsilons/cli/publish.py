@@ -50,6 +50,8 @@ def publish(
     table = Table("examples", "statistic", "ε", "95 % interval")
     _add(table, "all", found.everyone)
     for column, parts in found.groups.items():
+        if not parts:
+            table.add_row(column, "no group is large enough for this noise", "", "")
         for label, part in parts.items():
             if part is None:
                 table.add_row(f"{column}={label}", "too few to publish", "", "")

@@ -38,6 +38,9 @@ def render_comparison(found: Comparison) -> str:
         rows=number_rows(found),
         charts=_charts(found),
         groups=_group_rows(found),
+        differences={
+            name: [_constant(v) for v in pair] for name, pair in found.differences.items()
+        },
     )
 
 
@@ -103,10 +106,16 @@ def _charts(found: Comparison) -> list[Chart]:
         most = max(len(attack.rows) for attack in attacks.values())
         charts.append(
             chart("attack", "Membership inference by a threshold on the loss", f"{told}.",
-                  lambda axes: figures.attack_success(axes, attacks),
+                  lambda axes: figures.attack_success(axes, attacks, _by_epsilon(found)),
                   height=rows_height(most + 1) + 0.3)
         )  # fmt: skip
     return charts
+
+
+def _by_epsilon(found: Comparison) -> list[str]:
+    """Groups by ascending mean ε in the first run that is private."""
+    known = [side.summary for _, side in _sides(found) if side.private and side.summary]
+    return [row.group for row in known[0]] if known else []
 
 
 def _row(name: str, side: Headline) -> BoundRow:
@@ -136,6 +145,10 @@ def _order(found: Comparison, rows: list[BoundRow], by: tuple[str, ...]) -> str:
             f"{found.rank_correlation:.3f}."
         )
     return text
+
+
+def _constant(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _group_rows(found: Comparison) -> list[tuple[str, list[str]]]:

@@ -43,7 +43,8 @@ def write_report(run: Run) -> Path:
 
 def render_report(found: Findings) -> str:
     """The page as text."""
-    sections = [section for section in _sections(found) if section[2]]
+    kept = {"groups"} if found.summaries else set()  # its tables stand without a figure
+    sections = [section for section in _sections(found) if section[2] or section[0] in kept]
     contents = [(name, _SHORT[name]) for name, _, _ in sections]
     contents += [("advice", "What can be done"), ("method", "Method"), ("verify", "Verify")]
     eps = found.epsilons
@@ -184,6 +185,11 @@ def _bounds(found: Findings) -> list[Chart]:
     return charts
 
 
+def _order(found: Findings) -> list[str]:
+    """The main groups by ascending mean ε."""
+    return [row.group for row in found.main] if found.main else []
+
+
 def _attack(found: Findings) -> list[Chart]:
     attack = found.attack
     if attack is None:
@@ -191,6 +197,6 @@ def _attack(found: Findings) -> list[Chart]:
     return [
         chart("attack-success", "Membership inference by a threshold on the loss",
               sentences.attack(attack),
-              lambda axes: figures.attack_success(axes, {found.name: attack}),
+              lambda axes: figures.attack_success(axes, {found.name: attack}, _order(found)),
               height=rows_height(len(attack.rows) + 1))
     ]  # fmt: skip

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,7 +44,6 @@ class Published:
     name: str
     plan: Plan
     worst_case: float
-    method: str
     seed: int | None
     anchor: Mapping[str, Any]
     ledger: Mapping[str, Any] | None
@@ -77,14 +77,11 @@ def read_published(run: str | os.PathLike[str]) -> Published:
     parts = [e["answer"] for e in answered if e["question"]["statistics"] == _EPSILONS]
     bounds = [e["answer"] for e in answered if e["question"]["statistics"] == _BOUND]
     means = [part["everyone"]["mean"] for part in parts if part["everyone"]["mean"]]
-    method, worst = next(iter(summary["worst_case"].items()), ("", float("inf")))
-    if ledger is not None:
-        worst = ledger["training"]["epsilon"]
+    plan = Plan.from_dict(summary["plan"])
     return Published(
         name=Path(run).resolve().name,
-        plan=Plan.from_dict(summary["plan"]),
-        worst_case=worst,
-        method=method,
+        plan=plan,
+        worst_case=_worst_case(plan, summary, ledger),
         seed=summary["seed"],
         anchor=_json(folder / "anchor.json") or {},
         ledger=ledger,
@@ -138,6 +135,20 @@ def _charts(found: Published) -> list[Chart]:
                       height=rows_height(len(known)))
             )  # fmt: skip
     return charts
+
+
+def _worst_case(plan: Plan, summary: Mapping[str, Any], ledger: Mapping[str, Any] | None) -> float:
+    """As published with the statistics, else as planned; ∞ if the run is not private."""
+    if plan.kind == "none":
+        return math.inf
+    if ledger is not None:
+        return float(ledger["training"]["epsilon"])
+    if not summary["worst_case"]:
+        raise ValueError(
+            "the plan has no last step, so that its worst case is not known; "
+            "it is published with the first statistics (epsilons publish)"
+        )
+    return float(next(iter(summary["worst_case"].values())))
 
 
 def _quantiles(parts: list[dict[str, Any]]) -> dict[float, Number]:

@@ -154,11 +154,16 @@ def norms(course: NormCourse) -> str:
         return (
             f"At the last refresh the median norm of {low} is 0, that of {high} {last[high]:.3g}."
         )
+    times = _times(last[high] / last[low])
     return (
-        f"At the last refresh the median norm of {high} is {last[high] / last[low]:.1f} times that "
-        f"of {low} ({last[high]:.3g} against {last[low]:.3g}); at the first one, "
+        f"At the last refresh the median norm of {high} is {times} times that of {low} "
+        f"({last[high]:.3g} against {last[low]:.3g}); at the first one, "
         f"{first[high]:.3g} against {first[low]:.3g}."
     )
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f}" if ratio < 100 else f"{float(f'{ratio:.2g}'):,.0f}"
 
 
 def course(found: EpsilonCourse) -> str:
@@ -248,7 +253,7 @@ def risk(row: GroupRow, found: Findings) -> str:
 def advice(found: Findings) -> list[tuple[str, str]]:
     """What can be done, with what this run says about it."""
     if not found.private:
-        return [("Train with noise", "This run has none. Plan one with `epsilons plan`.")]
+        return [("Train with noise", "This run has none. Plan one with “epsilons plan”.")]
     lines = []
     if found.main and (names := [named(found.main.by, row.group) for row in at_risk(found)]):
         lines.append(

@@ -31,9 +31,10 @@ def course_of_norms(axes: Axes, course: NormCourse) -> None:
         colour, dash = SERIES[k % len(SERIES)], DASHES[k // len(SERIES) % len(DASHES)]
         axes.plot(course.steps, course.medians[name], color=colour, linestyle=dash, linewidth=1.5,
                   label=room_for([name], 12)[0])  # fmt: skip
-    axes.axhline(course.max_grad_norm, color=INK, linewidth=1)
-    words(axes, "clip bound", (float(course.steps[-1]), course.max_grad_norm), ha="right",
-          va="bottom", xytext=(0, 2))  # fmt: skip
+    if course.max_grad_norm is not None:
+        axes.axhline(course.max_grad_norm, color=INK, linewidth=1)
+        words(axes, "clip bound", (float(course.steps[-1]), course.max_grad_norm), ha="right",
+              va="bottom", xytext=(0, 2))  # fmt: skip
     if least > 0:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -44,11 +44,16 @@ def group_bars(axes: Axes, summary: GroupSummary) -> None:
         beside.spines["top"].set_color(ORANGE)
 
 
-def attack_success(axes: Axes, attacks: Mapping[str, Attack]) -> None:
-    """Success of membership inference by group, for one or more models; ½ is guessing."""
+def attack_success(axes: Axes, attacks: Mapping[str, Attack], order: Sequence[str] = ()) -> None:
+    """Success of membership inference by group, for one or more models; ½ is guessing.
+
+    `order` of the groups, the last on top; by default by success against the first model.
+    """
     first = next(iter(attacks.values()))
     names = [row.group for row in first.rows if row.group is not None]
     ordered = sorted(names, key=lambda name: first.of(name).success)
+    if set(names) <= set(order):
+        ordered = [name for name in order if name in names]
     lines = [*ordered, "everyone"]
     height = 0.8 / len(attacks)
     for k, (label, attack) in enumerate(attacks.items()):
