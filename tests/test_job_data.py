@@ -35,12 +35,14 @@ def published(name):
 
 
 def check(run, n, groups, held_out):
-    assert len(run.epsilons()) == n
-    assert (run.epsilons().values <= run.epsilons().worst_case * (1 + 1e-9)).all()
+    verified = run.journal.verify()
+    found = verified.epsilons
+    assert len(found) == n
+    assert (found.values <= found.worst_case * (1 + 1e-9)).all()
     assert set(run.examples.groups) == set(groups)
     assert len(run.test) == held_out
     assert run.test.correct.shape == (held_out,)
-    assert run.journal.verify().sealed
+    assert verified.sealed
 
 
 def test_digits(tmp_path):
@@ -135,6 +137,10 @@ def data(path):
     train = torch.utils.data.TensorDataset(x, y)
     return Data(train, named, train, named, classes=("no", "yes"))
 
+def unnamed(path):
+    named = Examples.numbered(2)
+    return Data(torch.utils.data.TensorDataset(torch.ones(2, 3), torch.tensor([0, 1])), named)
+
 def model(shape, classes):
     return torch.nn.Sequential(torch.nn.Linear(shape[0], classes), torch.nn.LogSoftmax(1))
 
@@ -167,6 +173,7 @@ def test_python_functions_of_ones_own(tmp_path, mine):
         (dict(data="python:not_a_module:data"), "No module named 'not_a_module'"),
         (dict(data="python:my_own_module:nothing"), "returned NoneType; expected epsilons.data"),
         (dict(model="python:my_own_module:nothing"), "returned NoneType; expected a Module"),
+        (dict(data="python:my_own_module:unnamed", model="mlp"), "names no classes"),
         (dict(data="minst"), "data = 'minst' is not known; expected digits, mnist"),
         (dict(data="mnist", path=None), "data = 'mnist' needs path"),
         (dict(data="digits"), "embedded; leave path out"),

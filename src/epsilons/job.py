@@ -204,6 +204,8 @@ def _network(settings: Settings, data: Data, base: Path) -> nn.Module:
         else:
             torch.manual_seed(settings.seed)
         if not settings.model.startswith(_PYTHON):
+            if not classes:
+                raise ValueError(f"{settings.data} names no classes; expected Data(…, classes=…)")
             return network(settings.model, shape, classes, hidden=settings.hidden)
         found = _called(settings.model, base, shape, classes)
     if not isinstance(found, nn.Module):

@@ -236,8 +236,11 @@ def _norms_of_opacus(hooks: GradSampleHooks, optimizer: DPOptimizer) -> NDArray[
     """The norms of the last physical batch, as Opacus clipped by them."""
     if isinstance(optimizer, DPOptimizerFastGradientClipping):
         norms: torch.Tensor = hooks.per_sample_gradient_norms
+    elif len(optimizer.grad_samples[0]) == 0:
+        norms = torch.empty(0)
     else:
-        norms = torch.stack([g.flatten(1).norm(dim=1) for g in optimizer.grad_samples]).norm(dim=0)
+        rows = [g.reshape(len(g), -1).norm(dim=1) for g in optimizer.grad_samples]
+        norms = torch.stack(rows).norm(dim=0)
     return np.asarray(norms.detach().cpu(), dtype=np.float64).reshape(-1)
 
 
