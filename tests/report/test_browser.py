@@ -75,6 +75,11 @@ def digits_run(tmp_path_factory):
                    lambda: nn.Linear(64, 10), batch_size=256, steps=30)  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def digits_report(digits_run):
+    return write_report(digits_run)
+
+
 class Opened:
     """A page, and what happened while it was opened."""
 
@@ -132,8 +137,8 @@ def contrast(one, other):
     return (high + 0.05) / (low + 0.05)
 
 
-def test_report_of_digits_is_legible_on_phone_and_desk(browser, digits_run):
-    check_legible(browser, write_report(digits_run), figures=10)
+def test_report_of_digits_is_legible_on_phone_and_desk(browser, digits_report):
+    check_legible(browser, digits_report, figures=10)
 
 
 @pytest.mark.data
@@ -154,9 +159,8 @@ def test_public_report_and_comparison_are_legible(browser, digits_run, individua
     check_legible(browser, write_comparison(followed, individual), figures=3)
 
 
-def test_keyboard_reaches_the_text_and_every_table(browser, digits_run):
-    file = write_report(digits_run)
-    with Opened(browser, file, PHONE) as opened:
+def test_keyboard_reaches_the_text_and_every_table(browser, digits_report):
+    with Opened(browser, digits_report, PHONE) as opened:
         page = opened.page
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.getAttribute('href')") == "#main"
@@ -167,8 +171,8 @@ def test_keyboard_reaches_the_text_and_every_table(browser, digits_run):
             assert page.evaluate("document.activeElement.className") == "table"
 
 
-def test_print_is_paper_white_in_a_dark_room_and_tears_no_figure(browser, digits_run):
-    with Opened(browser, write_report(digits_run), DESK, "dark") as opened:
+def test_print_is_paper_white_in_a_dark_room_and_tears_no_figure(browser, digits_report):
+    with Opened(browser, digits_report, DESK, "dark") as opened:
         opened.page.emulate_media(media="print")
         ink, paper = opened.page.evaluate(COLOURS)
         assert paper == [255, 255, 255]

@@ -93,6 +93,22 @@ def test_what_is_not_there_is_said_and_no_error(tmp_path):
     assert "10 of 20 planned" in text
 
 
+def test_a_run_that_has_not_begun_has_no_report(tmp_path):
+    run = make_run(tmp_path / "run", n=20, taken=0)
+    with pytest.raises(ValueError, match="no step yet"):
+        write_report(run)
+
+
+def test_steps_that_were_taken_twice_are_in_the_worst_case(tmp_path):
+    run = make_run(tmp_path / "run", n=40, taken=20)
+    run.journal.restart(10)
+    run.journal.charge(10, 19)
+    found = findings(run)
+    assert found.epsilons.worst_case > 1.05 * run.plan.worst_case(steps=20)
+    last = found.course.worst_case[found.epsilons.method][-1]
+    assert last == pytest.approx(found.epsilons.worst_case, rel=1e-6)
+
+
 def test_sixty_thousand_examples_fit_into_three_megabytes(tmp_path):
     run = make_run(tmp_path / "run", n=60_000, tested=10_000, levels=16, steps=30)
     assert write_report(run).stat().st_size <= 3_000_000

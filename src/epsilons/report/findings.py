@@ -74,6 +74,8 @@ class Findings:
 
 def findings(run: Run) -> Findings:
     """Look at the run from every side that a report shows."""
+    if run.journal.steps_charged == 0:
+        raise ValueError(f"{run.path} has taken no step yet, so that there is nothing to report")
     epsilons, examples, test = run.epsilons(), run.examples, run.test
     missing: dict[str, str] = {}
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import jinja2
 
-from epsilons.accounting.individual import METHODS
 from epsilons.analysis import figures
 from epsilons.analysis.figures.style import short
 from epsilons.files import private_file
@@ -86,9 +85,9 @@ def render(template: str, **values: Any) -> str:
 
 
 def _worst_cases(found: Findings) -> list[tuple[str, float]]:
-    if not found.private:
-        return []
-    return [(method, found.plan.worst_case(method, steps=found.steps)) for method in METHODS]
+    """By method, for all steps that were charged: those of restarts count twice."""
+    known = found.course.worst_case if found.course else {}
+    return [(method, float(values[-1])) for method, values in known.items()]
 
 
 def _sections(found: Findings) -> list[Section]:
