@@ -13,7 +13,7 @@ from epsilons.training import clipped_gradients
 from epsilons.training.rules import conv
 from epsilons.training.standardisation import Standardised
 
-METHODS = ("patches", "groups", "patch grams", "shifted grams")
+METHODS = ("rows", "patches", "groups", "patch grams", "shifted grams")
 CONVS = [name for name in HAZARDS if "conv" in name or "standard" in name]
 
 
@@ -41,10 +41,11 @@ def test_the_method_that_is_preferred_is_the_one_that_runs(method, monkeypatch):
     prefer(monkeypatch, method)
     runs = []
     parts = {
-        "patches": "_by_patches",
-        "groups": "_by_groups",
-        "patch grams": "_patch_gram",
-        "shifted grams": "_shifted_gram",
+        "rows": "by_rows",
+        "patches": "by_patches",
+        "groups": "by_groups",
+        "patch grams": "patch_gram",
+        "shifted grams": "shifted_gram",
     }
     for name, function in parts.items():
         original = getattr(conv, function)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from epsilons.training.interception import Use, Weight
 from epsilons.training.rules.joined import joined
-from epsilons.training.rules.registry import Formed, chunks, precise, square_norms, weighted
+from epsilons.training.rules.registry import chunks, precise, square_norms, weighted
 from epsilons.training.standardisation import Standardised
 
 _KEEP_FORMED = 3  # formed gradients are kept if they take at most so many times the operands' bytes
@@ -114,7 +114,7 @@ class Accumulation:
         held = use.term.data.nbytes if use.term.data is not None else 0
         formed = 4 * len(use.g) * use.weight.tensor.numel()
         if self.keep and formed <= _KEEP_FORMED * (held + use.g.nbytes) and use.term.forms(use.g):
-            use.g, use.term = use.term.gradients(use.g), Formed()
+            use.term, use.g = use.term.formed(use.g)
 
     def _bytes(self, group: Group) -> int:
         return 8 * sum(w.tensor.numel() for w in group.weights)

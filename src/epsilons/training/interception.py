@@ -145,7 +145,9 @@ class Interception(TorchFunctionMode):
         weights: list[Weight] = []
         data: list[tuple[Tensor, Layout | None]] = []
         guesses: list[bool] = []
-        tensors = list(tensors_in((args, kwargs)))
+        tensors = tensors_in(args)
+        if kwargs:
+            tensors += tensors_in(kwargs)
         for tensor in tensors:
             if (weight := self._weights.get(id(tensor))) is not None:
                 weights.append(weight)

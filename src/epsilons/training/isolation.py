@@ -64,7 +64,7 @@ def in_order(
     if isinstance(data, TensorDataset):
         data = data.tensors
     if _is_tensors(data):
-        count = len(next(tensors_in(data)))
+        count = len(tensors_in(data)[0])
         if any(t.dim() == 0 or len(t) != count for t in tensors_in(data)):
             shapes = [tuple(t.shape) for t in tensors_in(data)]
             raise ValueError(

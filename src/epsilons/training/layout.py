@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -175,10 +175,10 @@ def _probed(
         # An index that names examples one by one: examples stay in front, or the layout is lost.
         in_front = known[0][1] == BATCH_FIRST and out.shape[0] == count
         return BATCH_FIRST if in_front else None
-    first = next(tensors_in(result), None)
-    if first is None or _PROBE not in first.shape:
+    found = tensors_in(result)
+    if not found or _PROBE not in found[0].shape:
         return None
-    return Layout(list(first.shape).index(_PROBE), known[0][1].inner)
+    return Layout(list(found[0].shape).index(_PROBE), known[0][1].inner)
 
 
 def _keeps_first(index: Any) -> bool:
@@ -195,25 +195,33 @@ def _resized(tensor: Tensor, layout: Layout) -> Tensor:
     return torch.empty(shape, dtype=tensor.dtype, device="meta")
 
 
-def tensors_in(tree: Any) -> Iterator[Tensor]:
+def tensors_in(tree: Any) -> list[Tensor]:
     """The tensors in nested lists, tuples and dictionaries, in order."""
     if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, (list, tuple)):
-        for branch in tree:
-            yield from tensors_in(branch)
-    elif isinstance(tree, dict):
-        yield from tensors_in(list(tree.values()))
+        return [tree]
+    found: list[Tensor] = []
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, (list, tuple)):
+        return found
+    for branch in tree:
+        if isinstance(branch, Tensor):
+            found.append(branch)
+        elif isinstance(branch, (list, tuple, dict)):
+            found += tensors_in(branch)
+    return found
 
 
 def swapped(tree: Any, replacements: Mapping[int, Tensor]) -> Any:
     """The same nest of lists, tuples and dictionaries with some tensors (by id) replaced."""
     if isinstance(tree, Tensor):
         return replacements.get(id(tree), tree)
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(swapped(branch, replacements) for branch in tree))
     if isinstance(tree, (list, tuple)):
-        return type(tree)(swapped(branch, replacements) for branch in tree)
+        branches = [
+            swapped(b, replacements) if isinstance(b, (Tensor, list, tuple, dict)) else b
+            for b in tree
+        ]
+        return type(tree)(*branches) if hasattr(tree, "_fields") else type(tree)(branches)
     if isinstance(tree, dict):
         return {key: swapped(branch, replacements) for key, branch in tree.items()}
     return tree

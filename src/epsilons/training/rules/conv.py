@@ -9,32 +9,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from epsilons.training.rules.contractions import (
+    Geometry,
+    Sizes,
+    by_groups,
+    by_patches,
+    by_rows,
+    patch_gram,
+    shifted_gram,
+    symmetric,
+    weight_gradient,
+)
 from epsilons.training.rules.linear import CANCELLATION
-from epsilons.training.rules.registry import Term, chunks, norm_rule, precise, square_norms
+from epsilons.training.rules.registry import (
+    Formed,
+    Term,
+    chunks,
+    norm_rule,
+    precise,
+    square_norms,
+)
 
-Sizes = tuple[int, ...]
+Gram = Callable[[Tensor, Tensor, Geometry], Tensor]
 
 # Nanoseconds on one core, fitted to thirty shapes: only their ratios matter, and only for speed.
 _FLOP, _COPY, _ADD, _WRITE, _GROUPED, _CALL = 1 / 55, 0.5, 0.6, 1.0, 2.5, 1000.0
-
-
-Gram = Callable[[Tensor, Tensor, "Geometry"], Tensor]
-
-
-class Geometry(NamedTuple):
-    """How filters walk over the input; `before` is the padding in front of each dimension."""
-
-    kernel: Sizes
-    stride: Sizes
-    before: Sizes
-    dilation: Sizes
-    groups: int
 
 
 class Conv(Term):
@@ -68,7 +73,7 @@ class Conv(Term):
         filter of ones. None where the output wasn't kept or the gradient is formed anyway.
         """
         source, places, per_example = self._images(g)
-        whole = _symmetric(source, places, self.geometry) and self.geometry.groups == 1
+        whole = symmetric(source, places, self.geometry) and self.geometry.groups == 1
         if self.output is None or per_example > 1 or not whole or self.forms(g):
             return None
         if self.output._version != self._version:  # an activation in place, after the layer
@@ -92,35 +97,48 @@ class Conv(Term):
         return (g, a, per_example) if self.swapped else (a, g, per_example)
 
     def gradients(self, g: Tensor) -> Tensor:
-        source, places, per_example = self._images(g)
-        costs = _costs(source, places, self.geometry)
-        form = _by_groups if costs["groups"] < costs["patches"] else _by_patches
-        formed = form(source, places, self.geometry)
-        if per_example == 1:
-            return formed
-        return formed.view(-1, per_example, *formed.shape[1:]).sum(1)
+        form, formed = self.formed(g)
+        return form.gradients(formed)
 
-    def _method(self, g: Tensor) -> str:
+    def formed(self, g: Tensor) -> tuple[Term, Tensor]:
+        source, places, per_example = self._images(g)
+        method = self._method(g, _FORMING)
+        if method == "rows":
+            found = by_rows(source, places, self.geometry)
+            return FormedByRows(self.geometry.kernel[1]), found.transpose(0, 1)
+        form = by_groups if method == "groups" else by_patches
+        each = form(source, places, self.geometry)
+        if per_example > 1:
+            each = each.view(-1, per_example, *each.shape[1:]).sum(1)
+        return Formed(), each
+
+    def _method(self, g: Tensor, among: frozenset[str] | None = None) -> str:
         source, places, per_example = self._images(g)
         costs = _costs(source, places, self.geometry)
         if per_example > 1:
-            del costs["shifted grams"], costs["patch grams"]
-        return min(costs, key=lambda name: costs[name])
+            among = _SUMMED
+        return min(among or costs, key=lambda name: costs[name])
 
     def forms(self, g: Tensor) -> bool:
-        return self._method(g) in ("groups", "patches")
+        return self._method(g) in _FORMING
 
     def square_norms(self, g: Tensor) -> Tensor:
         method = self._method(g)
         source, places, _ = self._images(g)
-        shape = (source.shape[1], *self.geometry.kernel, *places.shape[2:])
-        if method == "shifted grams":
-            shape = (2, *source.shape[2:], *source.shape[2:])
-        each = 4 * math.prod(shape) * len(source) // max(1, len(g))
+        seen = math.prod(places.shape[2:]) * source.shape[1]
+        scratch = {
+            "patches": seen * math.prod(self.geometry.kernel),
+            "patch grams": seen * math.prod(self.geometry.kernel),
+            "rows": seen * self.geometry.kernel[-1],
+            "groups": places.shape[1] * source.shape[1] * math.prod(self.geometry.kernel),
+            "shifted grams": 2 * math.prod(source.shape[2:]) ** 2,
+        }
+        each = 4 * scratch[method] * len(source) // max(1, len(g))
         parts = [(self.rows(part), g[part]) for part in chunks(len(g), each)]
-        if method in ("groups", "patches"):
-            return torch.cat([square_norms(term.gradients(rows)) for term, rows in parts])
-        grams = _shifted_gram if method == "shifted grams" else _patch_gram
+        if method in _FORMING:
+            found = [term.formed(rows) for term, rows in parts]
+            return torch.cat([form.square_norms(formed) for form, formed in found])
+        grams = shifted_gram if method == "shifted grams" else patch_gram
         return torch.cat([term._from_grams(rows, grams) for term, rows in parts])
 
     def _from_grams(self, g: Tensor, gram: Gram) -> Tensor:
@@ -135,16 +153,44 @@ class Conv(Term):
         return squares
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
-        weighted = g * factors.to(g.dtype).view(-1, *[1] * (g.dim() - 1))
-        source, places, _ = self._images(weighted)
-        if _symmetric(source, places, self.geometry):
-            return _weight_gradient(source, places, self.geometry, self.geometry.groups)
+        source, places, per_example = self._images(g)
+        scale = factors.to(places.dtype).repeat_interleave(per_example)
+        scale = scale.view(-1, *[1] * (places.dim() - 1))
+        if source.numel() < places.numel():
+            source = source * scale
+        else:
+            places = places * scale
+        if symmetric(source, places, self.geometry):
+            return weight_gradient(source, places, self.geometry, self.geometry.groups)
         each = 4 * math.prod((source.shape[1], *self.geometry.kernel, *places.shape[2:]))
         parts = (
-            _by_patches(source[rows], places[rows], self.geometry).sum(0)
+            by_patches(source[rows], places[rows], self.geometry).sum(0)
             for rows in chunks(len(source), each)
         )
         return torch.stack(list(parts)).sum(0)
+
+
+class FormedByRows(Term):
+    """A term whose g holds what `by_rows` formed: (B, kernel rows, o, kernel columns · c)."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__(None)
+        self.columns = columns
+
+    def gradients(self, g: Tensor) -> Tensor:
+        return g.unflatten(3, (self.columns, -1)).permute(0, 2, 4, 1, 3)
+
+    def square_norms(self, g: Tensor) -> Tensor:
+        lengths: Tensor = torch.linalg.vector_norm(g.transpose(0, 1).flatten(2), dim=2)
+        return lengths.square().sum(0)
+
+    def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
+        total = torch.matmul(factors.to(g.dtype), g.transpose(0, 1).flatten(2))
+        return self.gradients(total.view(1, *g.shape[1:]))[0]
+
+
+_FORMING = frozenset({"rows", "groups", "patches"})
+_SUMMED = frozenset({"groups", "patches"})  # where an example has several images
 
 
 def _costs(source: Tensor, places: Tensor, geometry: Geometry) -> dict[str, float]:
@@ -155,126 +201,21 @@ def _costs(source: Tensor, places: Tensor, geometry: Geometry) -> dict[str, floa
     narrow = 4 if min(c // geometry.groups, o // geometry.groups) < 8 else 1
     costs = {
         "patches": work + _COPY * n * c * k * t * (k > 1) + _WRITE * formed + _CALL * n,
-        "groups": narrow * work + _GROUPED * formed + _CALL * n,
+        "groups": 1.25 * narrow * work + _GROUPED * formed + _CALL * n,
         "patch grams": _COPY * n * c * k * t + 2 * n * t * t * (taps + o) * _FLOP + 3 * _CALL * n,
         "shifted grams": math.inf,
+        "rows": math.inf,
     }
-    if not _symmetric(source, places, geometry):
+    if not symmetric(source, places, geometry):
         costs["groups"] = math.inf
     if geometry.groups > 1:
         costs["patch grams"] = math.inf
     elif len(geometry.kernel) == 2 and geometry.stride == (1, 1):
         adds = n * sum(geometry.kernel) * t * t * _ADD
+        copies = 2 * _COPY * n * c * geometry.kernel[1] * t
+        costs["rows"] = work + copies + _WRITE * formed + geometry.kernel[0] * _CALL * n
         costs["shifted grams"] = 2 * n * (s * s * c + t * t * o) * _FLOP + adds + 3 * _CALL * n
     return costs
-
-
-def _symmetric(source: Tensor, places: Tensor, geometry: Geometry) -> bool:
-    """Whether padding is the same on both sides, as torch's own backward assumes."""
-    kernel, stride, before, dilation, _ = geometry
-    return all(
-        (size + 2 * p - d * (k - 1) - 1) // s + 1 == t
-        for size, p, d, k, s, t in zip(
-            source.shape[2:], before, dilation, kernel, stride, places.shape[2:], strict=True
-        )
-    )
-
-
-def _weight_gradient(source: Tensor, places: Tensor, geometry: Geometry, groups: int) -> Tensor:
-    kernel, stride, before, dilation, _ = geometry
-    shape = (places.shape[1], source.shape[1] // groups, *kernel)
-    weight = source.new_empty(()).expand(shape)  # asked for its shape only
-    found: Tensor = torch.ops.aten.convolution_backward(
-        places,
-        source,
-        weight,
-        None,
-        stride,
-        before,
-        dilation,
-        False,
-        [0] * len(kernel),
-        groups,
-        [False, True, False],
-    )[1]
-    return found
-
-
-def _by_groups(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
-    """Formed gradients, from one convolution that has every image as a group of its own."""
-    n = len(source)
-    source = source.reshape(1, -1, *source.shape[2:])
-    places = places.reshape(1, -1, *places.shape[2:])
-    return _weight_gradient(source, places, geometry, n * geometry.groups).view(
-        n, places.shape[1] // n, -1, *geometry.kernel
-    )
-
-
-def _by_patches(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
-    """Formed gradients, from patches laid out in memory."""
-    n, groups = len(source), geometry.groups
-    p = _patches(source, places.shape[2:], geometry).view(
-        n * groups, -1, math.prod(places.shape[2:])
-    )
-    q = places.reshape(n * groups, -1, p.shape[2])
-    return torch.bmm(q, p.mT).view(n, places.shape[1], -1, *geometry.kernel)
-
-
-def _patches(source: Tensor, places: Sequence[int], geometry: Geometry) -> Tensor:
-    """(N, C·k, T): what the filters see at every place."""
-    kernel, stride, before, dilation, _ = geometry
-    padding: list[int] = []
-    for d in reversed(range(len(kernel))):
-        reach = (places[d] - 1) * stride[d] + (kernel[d] - 1) * dilation[d] + 1
-        padding += [before[d], reach - before[d] - source.shape[2 + d]]
-    padded = F.pad(source, padding)
-    n, c, *steps = padded.stride()
-    window = padded.as_strided(
-        (len(padded), padded.shape[1], *kernel, *places),
-        (
-            n,
-            c,
-            *(step * d for step, d in zip(steps, dilation, strict=True)),
-            *(step * s for step, s in zip(steps, stride, strict=True)),
-        ),
-        padded.storage_offset(),
-    )
-    return window.reshape(len(padded), -1, math.prod(places))
-
-
-def _patch_gram(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
-    """(N, T, T): products of patches."""
-    p = _patches(source, places.shape[2:], geometry)
-    return torch.bmm(p.mT, p)
-
-
-def _shifted_gram(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
-    """The same from products of pixels: patches overlap, so their products share them.
-
-    ⟨p_t, p_u⟩ = Σ_shift ⟨a_{t+shift}, a_{u+shift}⟩, one dimension of the shift after the other.
-    """
-    flat = source.flatten(2)
-    (h, w), (rows, columns) = source.shape[2:], places.shape[2:]
-    gram = torch.bmm(flat.mT, flat).view(-1, h, w, h, w)
-    gram = _shifted(gram, 2, columns, 1, geometry)
-    gram = _shifted(gram, 1, rows, 0, geometry)
-    return gram.view(len(gram), rows * columns, rows * columns)
-
-
-def _shifted(gram: Tensor, dim: int, places: int, axis: int, geometry: Geometry) -> Tensor:
-    """Σ_shift of the diagonal shifts along dimensions `dim` and `dim + 2`; beyond the edge is 0."""
-    size = gram.shape[dim]
-    shape = list(gram.shape)
-    shape[dim] = shape[dim + 2] = places
-    total = gram.new_zeros(shape)
-    for tap in range(geometry.kernel[axis]):
-        offset = tap * geometry.dilation[axis] - geometry.before[axis]
-        first, last = max(0, -offset), min(places, size - offset)
-        if first < last:
-            length = last - first
-            part = gram.narrow(dim, first + offset, length).narrow(dim + 2, first + offset, length)
-            total.narrow(dim, first, length).narrow(dim + 2, first, length).add_(part)
-    return total
 
 
 class ChannelBias(Term):

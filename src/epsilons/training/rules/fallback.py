@@ -95,7 +95,7 @@ def bound(
     function: Callable[..., Any], args: Any, kwargs: Any
 ) -> Callable[[dict[int, Tensor]], Tensor]:
     """The operation as a function of replacements for its tensors, by id; autocast as it is now."""
-    device = next(tensors_in((args, kwargs))).device.type
+    device = tensors_in((args, kwargs))[0].device.type
     enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
     def call(replacements: dict[int, Tensor]) -> Tensor:

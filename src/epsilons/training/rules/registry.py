@@ -41,6 +41,10 @@ class Term:
         """Σ_i factors_i · gradient_i, of the weight's shape; factors: (B,)."""
         return weighted(self.gradients(g), factors)
 
+    def formed(self, g: Tensor) -> tuple[Term, Tensor]:
+        """The gradients in the order that suits the rule, and a term that reads them."""
+        return Formed(), self.gradients(g)
+
     def forms(self, g: Tensor) -> bool:
         """Whether `square_norms` forms the gradients in full."""
         return True
@@ -62,6 +66,9 @@ class Formed(Term):
 
     def gradients(self, g: Tensor) -> Tensor:
         return g
+
+    def formed(self, g: Tensor) -> tuple[Term, Tensor]:
+        return self, g
 
 
 Rule = Callable[..., Iterable[tuple[Any, Term]]]

@@ -1,0 +1,161 @@
+"""Ways to contract an image's patches with the gradients at their places.
+
+Formed gradients are Σ_t g_t p_tᵀ over the places t, one for each image; Gram matrices hold the
+products of patches, from which norms follow without forming anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Sizes = tuple[int, ...]
+
+
+class Geometry(NamedTuple):
+    """How filters walk over the input; `before` is the padding in front of each dimension."""
+
+    kernel: Sizes
+    stride: Sizes
+    before: Sizes
+    dilation: Sizes
+    groups: int
+
+
+def symmetric(source: Tensor, places: Tensor, geometry: Geometry) -> bool:
+    """Whether padding is the same on both sides, as torch's own backward assumes."""
+    kernel, stride, before, dilation, _ = geometry
+    return all(
+        (size + 2 * p - d * (k - 1) - 1) // s + 1 == t
+        for size, p, d, k, s, t in zip(
+            source.shape[2:], before, dilation, kernel, stride, places.shape[2:], strict=True
+        )
+    )
+
+
+def weight_gradient(source: Tensor, places: Tensor, geometry: Geometry, groups: int) -> Tensor:
+    kernel, stride, before, dilation, _ = geometry
+    shape = (places.shape[1], source.shape[1] // groups, *kernel)
+    weight = source.new_empty(()).expand(shape)  # asked for its shape only
+    found: Tensor = torch.ops.aten.convolution_backward(
+        places,
+        source,
+        weight,
+        None,
+        stride,
+        before,
+        dilation,
+        False,
+        [0] * len(kernel),
+        groups,
+        [False, True, False],
+    )[1]
+    return found
+
+
+def by_groups(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
+    """Formed gradients, from one convolution that has every image as a group of its own."""
+    n = len(source)
+    source = source.reshape(1, -1, *source.shape[2:])
+    places = places.reshape(1, -1, *places.shape[2:])
+    return weight_gradient(source, places, geometry, n * geometry.groups).view(
+        n, places.shape[1] // n, -1, *geometry.kernel
+    )
+
+
+def by_rows(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
+    """Formed gradients, (kernel rows, N, o, kernel columns · c), from copies shifted sideways only.
+
+    In an image as wide as the output, a step down is a step of one width in memory: each row of
+    the kernel reads the same copies from another start, and nothing else is laid out.
+    """
+    (tall, wide), _, (above, left), (down, right), _ = geometry
+    n, c, height, width = source.shape
+    rows, columns = places.shape[2:]
+    reach = rows + (tall - 1) * down
+    copies = source.new_zeros(n, wide, c, reach, columns)
+    seen = min(height, reach - above)
+    for tap in range(wide):
+        offset = tap * right - left
+        first, last = max(0, -offset), min(columns, width - offset)
+        if first < last:
+            part = source[:, :, :seen, first + offset : last + offset]
+            copies[:, tap, :, above : above + seen, first:last] = part
+    lines, flat = copies.view(n, wide * c, -1), places.reshape(n, places.shape[1], -1)
+    formed = source.new_empty(tall, n, places.shape[1], wide * c)
+    for tap in range(tall):
+        start = tap * down * columns
+        torch.bmm(flat, lines[:, :, start : start + rows * columns].mT, out=formed[tap])
+    return formed
+
+
+def by_patches(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
+    """Formed gradients, from patches laid out in memory."""
+    n, groups = len(source), geometry.groups
+    p = _patches(source, places.shape[2:], geometry).view(
+        n * groups, -1, math.prod(places.shape[2:])
+    )
+    q = places.reshape(n * groups, -1, p.shape[2])
+    return torch.bmm(q, p.mT).view(n, places.shape[1], -1, *geometry.kernel)
+
+
+def _patches(source: Tensor, places: Sequence[int], geometry: Geometry) -> Tensor:
+    """(N, C·k, T): what the filters see at every place."""
+    kernel, stride, before, dilation, _ = geometry
+    padding: list[int] = []
+    for d in reversed(range(len(kernel))):
+        reach = (places[d] - 1) * stride[d] + (kernel[d] - 1) * dilation[d] + 1
+        padding += [before[d], reach - before[d] - source.shape[2 + d]]
+    padded = F.pad(source, padding)
+    n, c, *steps = padded.stride()
+    window = padded.as_strided(
+        (len(padded), padded.shape[1], *kernel, *places),
+        (
+            n,
+            c,
+            *(step * d for step, d in zip(steps, dilation, strict=True)),
+            *(step * s for step, s in zip(steps, stride, strict=True)),
+        ),
+        padded.storage_offset(),
+    )
+    return window.reshape(len(padded), -1, math.prod(places))
+
+
+def patch_gram(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
+    """(N, T, T): products of patches."""
+    p = _patches(source, places.shape[2:], geometry)
+    return torch.bmm(p.mT, p)
+
+
+def shifted_gram(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
+    """The same from products of pixels: patches overlap, so their products share them.
+
+    ⟨p_t, p_u⟩ = Σ_shift ⟨a_{t+shift}, a_{u+shift}⟩, one dimension of the shift after the other.
+    """
+    flat = source.flatten(2)
+    (h, w), (rows, columns) = source.shape[2:], places.shape[2:]
+    gram = torch.bmm(flat.mT, flat).view(-1, h, w, h, w)
+    gram = _shifted(gram, 2, columns, 1, geometry)
+    gram = _shifted(gram, 1, rows, 0, geometry)
+    return gram.view(len(gram), rows * columns, rows * columns)
+
+
+def _shifted(gram: Tensor, dim: int, places: int, axis: int, geometry: Geometry) -> Tensor:
+    """Σ_shift of the diagonal shifts along dimensions `dim` and `dim + 2`; beyond the edge is 0."""
+    size = gram.shape[dim]
+    shape = list(gram.shape)
+    shape[dim] = shape[dim + 2] = places
+    total = gram.new_zeros(shape)
+    for tap in range(geometry.kernel[axis]):
+        offset = tap * geometry.dilation[axis] - geometry.before[axis]
+        first, last = max(0, -offset), min(places, size - offset)
+        if first < last:
+            length = last - first
+            part = gram.narrow(dim, first + offset, length).narrow(dim + 2, first + offset, length)
+            total.narrow(dim, first, length).narrow(dim + 2, first, length).add_(part)
+    return total
