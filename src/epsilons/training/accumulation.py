@@ -18,6 +18,7 @@ from epsilons.training.rules.registry import chunks, precise, square_norms, weig
 from epsilons.training.standardisation import Standardised
 
 _KEEP_FORMED = 3  # formed gradients are kept if they take at most so many times the operands' bytes
+_NARROW = 1024  # gradients of fewer numbers are put side by side, since every call costs
 _Key = TypeVar("_Key")
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -58,6 +59,9 @@ class Accumulation:
         self.groups = _groups(uses)
         self._group_of = {id(u): group for group in self.groups for u in group.uses}
         self._kept: list[Group] = []
+        self._found: list[Tensor] = []
+        self._narrow: list[Weight] = []
+        self._side_by_side: list[Tensor] = []  # their gradients; one tensor in the end
 
     def receive(self, use: Use) -> None:
         group = self._group_of[id(use)]
@@ -66,27 +70,46 @@ class Accumulation:
             self._settle(group)
 
     def finish(self) -> None:
-        """Settle what waits for uses that the loss doesn't depend on."""
+        """Settle what waits for uses that the loss doesn't depend on, and add everything up."""
         for group in self.groups:
             if group.waiting:
                 group.uses = [u for u in group.uses if u.g is not None]
                 if group.uses:
                     self._settle(group)
+        if self._narrow:
+            together = torch.cat(self._side_by_side, 1)
+            self._found.append(square_norms(together))
+            self._side_by_side = [together] if self.keep else []
+        for squares in self._found:
+            self.squares += squares
+        self._found.clear()
 
     def _settle(self, group: Group) -> None:
         group.direct = group.direct and _join(group)
         if group.direct:
-            self.squares += self._direct(group.uses[0])
+            self._settle_directly(group.uses[0])
         else:
             chosen = self._standardised(group)
             for rows in chunks(len(chosen), self._bytes(group)):
                 some = chosen[rows]
                 for gradient in self._pulled_back(group, some).values():
                     self.squares[some] += square_norms(gradient)
-        if self.keep:
+        if self.keep and group.uses[0].g is not None:
             self._kept.append(group)
         else:
             group.uses = []
+
+    def _settle_directly(self, use: Use) -> None:
+        assert use.g is not None
+        width = use.weight.tensor.numel()
+        if width < _NARROW and (self.keep or use.term.forms(use.g)):
+            self._narrow.append(use.weight)
+            gradients = use.term.gradients(use.g)
+            self._side_by_side.append(precise(gradients).reshape(len(use.g), width))
+            use.g = None
+            return
+        self._form_if_small(use)
+        self._found.append(use.term.square_norms(use.g))
 
     def _standardised(self, group: Group) -> Tensor:
         """Settle by the closed form what can be; the places of the examples that remain."""
@@ -100,20 +123,13 @@ class Accumulation:
         self.squares += squares.where(~cancelled, 0.0)
         return everyone[cancelled]
 
-    def _direct(self, use: Use) -> Tensor:
-        self._form_if_small(use)
-        assert use.g is not None
-        squares = use.term.square_norms(use.g)
-        if not self.keep:
-            use.g = None
-        return squares
-
     def _form_if_small(self, use: Use) -> None:
-        """Keep what the norm needs anyway for the clipped sum, if it takes little more memory."""
+        """Form what is kept for the clipped sum, if it takes little more memory: then the sum is
+        one product, where the operands would have to be contracted a second time."""
         assert use.g is not None
         held = use.term.data.nbytes if use.term.data is not None else 0
         formed = 4 * len(use.g) * use.weight.tensor.numel()
-        if self.keep and formed <= _KEEP_FORMED * (held + use.g.nbytes) and use.term.forms(use.g):
+        if self.keep and formed <= _KEEP_FORMED * (held + use.g.nbytes):
             use.term, use.g = use.term.formed(use.g)
 
     def _bytes(self, group: Group) -> int:
@@ -154,8 +170,10 @@ class Accumulation:
     def clipped_sum(self, factors: Tensor) -> dict[str, Tensor]:
         """Σ_i factors_i · gradient_i by parameter; factors (B,), where 0 leaves an example out."""
         sums: dict[str, Tensor] = {}
-        chosen = factors > 0
+        left_out = factors <= 0
+        chosen = ~left_out if bool(left_out.any()) else None
         with torch.autocast(factors.device.type, enabled=False):
+            self._add_narrow(factors, chosen, sums)
             for group in self._kept:
                 self._add_clipped(group, factors, chosen, sums)
         for name, p in self.parameters.items():
@@ -163,36 +181,51 @@ class Accumulation:
                 sums[name] = precise(torch.zeros_like(p, requires_grad=False))
         return {name: sums[name] for name in self.parameters}
 
+    def _add_narrow(self, factors: Tensor, chosen: Tensor | None, sums: dict[str, Tensor]) -> None:
+        if not self._narrow:
+            return
+        (gradients,) = self._side_by_side
+        if chosen is not None:
+            gradients, factors = gradients[chosen], factors[chosen]
+        total = weighted(gradients, factors)
+        parts = torch.split(total, [w.tensor.numel() for w in self._narrow])
+        for weight, part in zip(self._narrow, parts, strict=True):
+            self._add_sum([weight], {id(weight): part.view(weight.tensor.shape)}, sums)
+
     def _add_clipped(
-        self, group: Group, factors: Tensor, chosen: Tensor, sums: dict[str, Tensor]
+        self, group: Group, factors: Tensor, chosen: Tensor | None, sums: dict[str, Tensor]
     ) -> None:
         if group.coarse or (self.coarse and not group.direct):
             # Pulling back rounds, so what is summed must be what was measured.
             for rows in chunks(len(factors), self._bytes(group)):
-                some = _where(chosen[rows], rows)
+                some = _where(chosen, rows, factors.device)
                 for name, gradient in self._pulled_back(group, some).items():
                     _add(sums, name, weighted(gradient, factors[some]))
             return
         totals: dict[int, Tensor] = {}
-        everyone = bool(chosen.all())
         for use in group.uses:
             assert use.g is not None
             term, g, its_factors = use.term, use.g, factors
-            if not everyone:
+            if chosen is not None:
                 term, g, its_factors = term.rows(chosen), g[chosen], factors[chosen]
             _add(totals, id(use.weight), term.weighted_sum(g, its_factors))
-        for name, gradient in self._to_parameters(group.weights, totals, batched=False).items():
-            _add(sums, name, gradient)
+        self._add_sum(group.weights, totals, sums)
         group.uses = []
+
+    def _add_sum(
+        self, weights: Sequence[Weight], totals: dict[int, Tensor], sums: dict[str, Tensor]
+    ) -> None:
+        for name, gradient in self._to_parameters(weights, totals, batched=False).items():
+            _add(sums, name, gradient)
 
 
 def _add(totals: dict[_Key, Tensor], key: _Key, part: Tensor) -> None:
     totals[key] = totals[key] + part if key in totals else part
 
 
-def _where(chosen: Tensor, rows: slice) -> Tensor:
-    places: Tensor = torch.arange(rows.start, rows.stop, device=chosen.device)
-    return places[chosen]
+def _where(chosen: Tensor | None, rows: slice, device: torch.device) -> Tensor:
+    places = torch.arange(rows.start, rows.stop, device=device)
+    return places if chosen is None else places[chosen[rows]]
 
 
 def _join(group: Group) -> bool:

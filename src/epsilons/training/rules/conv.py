@@ -178,7 +178,7 @@ class FormedByRows(Term):
         self.columns = columns
 
     def gradients(self, g: Tensor) -> Tensor:
-        return g.unflatten(3, (self.columns, -1)).permute(0, 2, 4, 1, 3)
+        return g.view(*g.shape[:3], self.columns, -1).permute(0, 2, 4, 1, 3)
 
     def square_norms(self, g: Tensor) -> Tensor:
         lengths: Tensor = torch.linalg.vector_norm(g.transpose(0, 1).flatten(2), dim=2)

@@ -61,7 +61,11 @@ class Linear(Term):
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
         a, g = self.operands(g)
-        g = g * factors.to(g.dtype)[:, None, None]
+        scale = factors.to(g.dtype)[:, None, None]
+        if a.shape[2] < g.shape[2]:
+            a = a * scale
+        else:
+            g = g * scale
         a, g = a.flatten(0, 1), g.flatten(0, 1)
         return a.mT @ g if self.transposed else g.mT @ a
 
@@ -73,7 +77,8 @@ def _formed(a: Tensor, g: Tensor) -> Tensor:
 def _gram(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Squared norms of Σ_t g_t a_tᵀ and of Σ_t g_t, which the same products hold."""
     aa, gg = torch.bmm(a, a.mT), torch.bmm(g, g.mT)
-    squares, sums = (aa * gg).sum((1, 2)), gg.sum((1, 2))
+    squares, sums = torch.bmm(aa.view(len(a), 1, -1), gg.view(len(g), -1, 1)), gg.sum((1, 2))
+    squares = squares.flatten()
     lengths = gg.diagonal(dim1=1, dim2=2)
     terms = (aa.diagonal(dim1=1, dim2=2) * lengths).sum(1)
     cancelled = (squares < CANCELLATION * terms) | (sums < CANCELLATION * lengths.sum(1))
@@ -98,6 +103,9 @@ class Bias(Term):
 
     def gradients(self, g: Tensor) -> Tensor:
         return summed_to(precise(g), self.shape)
+
+    def forms(self, g: Tensor) -> bool:
+        return self.squares is None
 
     def square_norms(self, g: Tensor) -> Tensor:
         return super().square_norms(g) if self.squares is None else self.squares
