@@ -112,13 +112,12 @@ class Interception(TorchFunctionMode):
         """Whether a tensor is data with one row per example."""
         entry = self._data.get(id(tensor))
         known = entry is not None and entry[0]() is tensor and entry[1] == Layout(0)
-        return known and len(tensor) == self.count
+        return known and tensor.shape[0] == self.count
 
     def expect(self, weight: Any, operation: str) -> Use | None:
         """Announce a use whose gradients an operation will `deliver`; None for a non-weight."""
         if id(weight) not in self._weights or self.receive is not None:
             return None
-        self.recomputes = self.recomputes or _checkpoint() is not None
         use = Use(self._weights[id(weight)], Formed(), operation)
         self.uses.append(use)
         return use
@@ -156,7 +155,7 @@ class Interception(TorchFunctionMode):
                 guesses.append(entry[2])
             elif tensor.requires_grad and not tensor.is_leaf:
                 # From what can't be overheard, such as an autograd.Function of the model's own.
-                guess = self.presume and tensor.dim() > 0 and len(tensor) == self.count
+                guess = self.presume and tensor.dim() > 0 and tensor.shape[0] == self.count
                 data.append((tensor, Layout(0) if guess else None))
                 guesses.append(guess)
         if func in _DIFFERENTIATING:
@@ -171,7 +170,7 @@ class Interception(TorchFunctionMode):
             raise PresumedWrongly
         if weights and data:
             if torch.is_grad_enabled():
-                return self._mixed(func, args, kwargs, data, weights, presumed)
+                return self._mixed(func, args, kwargs, tensors, data, weights, presumed)
             self._refuse_reentrant(weights)
         elif weights:  # a view taken without gradients still is a view of the weight
             return self._derive(func, args, kwargs, weights)
@@ -269,10 +268,12 @@ class Interception(TorchFunctionMode):
         func: Any,
         args: Any,
         kwargs: Any,
+        tensors: list[Tensor],
         data: list[tuple[Tensor, Layout | None]],
         weights: list[Weight],
         presumed: bool,
     ) -> Any:
+        self.recomputes = self.recomputes or _checkpoint() is not None
         if func in FUSED:
             out = FUSED[func](self, *args, **kwargs)
             if out is not NotImplemented:
@@ -287,11 +288,13 @@ class Interception(TorchFunctionMode):
         name = getattr(func, "__name__", str(func))
         if name in _IN_PLACE:
             return self._out_of_place(name, args, kwargs)
-        used = {id(t): t for t in tensors_in((args, kwargs)) if id(t) in self._weights}
+        used = {id(t): t for t in tensors if id(t) in self._weights}
         detached = {key: tensor.detach() for key, tensor in used.items()}
-        args, kwargs = swapped(args, detached), swapped(kwargs, detached)
+        args = swapped(args, detached)
+        if kwargs:
+            kwargs = swapped(kwargs, detached)
         out = func(*args, **kwargs)
-        if not isinstance(out, Tensor) or any(out is t for t in tensors_in((args, kwargs))):
+        if not isinstance(out, Tensor) or any(out is t for t in (*tensors, *detached.values())):
             kind = "in place" if out is None or isinstance(out, Tensor) else type(out).__name__
             raise UnsupportedLayer(
                 f"{self.path(weights)}: {name} uses a parameter together with data and gives its "
@@ -314,7 +317,6 @@ class Interception(TorchFunctionMode):
         by_weight = {id(detached[key]): self._weights[key] for key in detached}
         terms = self._terms(func, args, kwargs, data, by_weight, layout, out)
         self._keep_output(terms, out, layout)
-        self.recomputes = self.recomputes or _checkpoint() is not None
         return self._listen(out, layout, terms, name, presumed)
 
     def _refuse_reentrant(self, weights: Sequence[Weight]) -> None:

@@ -64,8 +64,10 @@ def output_layout(
     Guarantee: None, or the dimension that carries the examples for every operation that does
     not mix them. (An operation that does is caught by the canary in `checks`.)
     """
+    if out.dim() == 0:
+        return None
     known = [(tensor, layout) for tensor, layout in inputs if layout is not None]
-    if not known or out.dim() == 0:
+    if not known:
         return None
     if count == 1:
         return BATCH_FIRST  # every entry belongs to the one example
@@ -167,18 +169,41 @@ def _probed(
     out: Tensor,
     count: int,
 ) -> Layout | None:
-    # The operation again, without data, on a batch of another size: the dimension that differs.
     stand_ins = {id(tensor): _resized(tensor, layout) for tensor, layout in known}
-    try:
-        result = function(*swapped(args, stand_ins), **swapped(kwargs, stand_ins))
-    except (RuntimeError, IndexError, TypeError, NotImplementedError):
+    tensor, layout = known[0]
+    positional, named = _rest(args, kwargs)
+    if args and args[0] is tensor and _hashable(positional) and _hashable(named):
+        place = _probe_alone(function, stand_ins[id(tensor)].shape, tensor.dtype, positional, named)
+    else:
+        place = _probe(function, swapped(args, stand_ins), swapped(kwargs, stand_ins))
+    if place == _FAILED:
         # An index that names examples one by one: examples stay in front, or the layout is lost.
-        in_front = known[0][1] == BATCH_FIRST and out.shape[0] == count
+        in_front = layout == BATCH_FIRST and out.shape[0] == count
         return BATCH_FIRST if in_front else None
-    found = tensors_in(result)
-    if not found or _PROBE not in found[0].shape:
-        return None
-    return Layout(list(found[0].shape).index(_PROBE), known[0][1].inner)
+    return None if place == _LOST else Layout(place, layout.inner)
+
+
+def _probe(function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    # The operation again, without data, on a batch of another size: the dimension that differs.
+    try:
+        found = tensors_in(function(*args, **kwargs))
+    except (RuntimeError, IndexError, TypeError, NotImplementedError):
+        return _FAILED
+    return list(found[0].shape).index(_PROBE) if found and _PROBE in found[0].shape else _LOST
+
+
+@functools.lru_cache(4096)
+def _probe_alone(
+    function: Function, shape: torch.Size, dtype: torch.dtype, args: Any, kwargs: Any
+) -> int:
+    return _probe(function, (torch.empty(shape, dtype=dtype, device="meta"), *args), dict(kwargs))
+
+
+def _hashable(arguments: tuple[Any, ...]) -> bool:
+    return not tensors_in(arguments) and not any(
+        isinstance(a, (slice, list, dict)) or (isinstance(a, tuple) and not _hashable(a))
+        for a in arguments
+    )
 
 
 def _keeps_first(index: Any) -> bool:
@@ -205,6 +230,8 @@ def tensors_in(tree: Any) -> list[Tensor]:
     elif not isinstance(tree, (list, tuple)):
         return found
     for branch in tree:
+        if type(branch) in _LEAVES:
+            continue
         if isinstance(branch, Tensor):
             found.append(branch)
         elif isinstance(branch, (list, tuple, dict)):
@@ -217,14 +244,14 @@ def swapped(tree: Any, replacements: Mapping[int, Tensor]) -> Any:
     if isinstance(tree, Tensor):
         return replacements.get(id(tree), tree)
     if isinstance(tree, (list, tuple)):
-        branches = [
-            swapped(b, replacements) if isinstance(b, (Tensor, list, tuple, dict)) else b
-            for b in tree
-        ]
+        branches = [b if type(b) in _LEAVES else swapped(b, replacements) for b in tree]
         return type(tree)(*branches) if hasattr(tree, "_fields") else type(tree)(branches)
     if isinstance(tree, dict):
         return {key: swapped(branch, replacements) for key, branch in tree.items()}
     return tree
+
+
+_LEAVES = frozenset({int, float, bool, str, type(None)})
 
 
 def names(text: str) -> frozenset[str]:
@@ -233,6 +260,7 @@ def names(text: str) -> frozenset[str]:
 
 
 _PROBE = 10007  # a size that no other dimension has
+_LOST, _FAILED = -1, -2  # what a probe may find instead of a dimension
 
 _PROPERTIES: dict[Any, str] = {
     torch.Tensor.T.__get__: "T",  # type: ignore[attr-defined]
