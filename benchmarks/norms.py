@@ -187,7 +187,7 @@ def _noisy_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, sums: dict[str, Tensor], count: int
 ) -> None:
     for name, p in model.named_parameters():
-        p.grad = (sums[name] + torch.normal(0.0, NOISE * BOUND, p.shape)) / count
+        p.grad = torch.normal(0.0, NOISE * BOUND, p.shape).add_(sums[name]).div_(count)
     optimizer.step()
 
 
@@ -275,7 +275,7 @@ def linear_cost(name: str, rounds: int) -> None:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--models", default=",".join(MODELS))
-    arguments.add_argument("--rounds", type=int, default=9)
+    arguments.add_argument("--rounds", type=int, default=25)
     arguments.add_argument("--what", default="norms,step,memory,linear")
     arguments.add_argument("--only", default="", help="methods beside plain, by name")
     options = arguments.parse_args()

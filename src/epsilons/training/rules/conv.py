@@ -39,7 +39,7 @@ from epsilons.training.rules.registry import (
 Gram = Callable[[Tensor, Tensor, Geometry], Tensor]
 
 # Nanoseconds on one core, fitted to thirty shapes: only their ratios matter, and only for speed.
-_FLOP, _COPY, _ADD, _WRITE, _GROUPED, _CALL = 1 / 55, 0.5, 0.6, 1.0, 2.5, 1000.0
+_FLOP, _COPY, _ADD, _WRITE, _GROUPED, _CALL = 1 / 55, 0.7, 0.6, 1.0, 2.5, 1000.0
 
 
 class Conv(Term):
@@ -212,7 +212,7 @@ def _costs(source: Tensor, places: Tensor, geometry: Geometry) -> dict[str, floa
         costs["patch grams"] = math.inf
     elif len(geometry.kernel) == 2 and geometry.stride == (1, 1):
         adds = n * sum(geometry.kernel) * t * t * _ADD
-        copies = 2 * _COPY * n * c * geometry.kernel[1] * t
+        copies = 1.4 * _COPY * n * c * geometry.kernel[1] * t
         costs["rows"] = work + copies + _WRITE * formed + geometry.kernel[0] * _CALL * n
         costs["shifted grams"] = 2 * n * (s * s * c + t * t * o) * _FLOP + adds + 3 * _CALL * n
     return costs
