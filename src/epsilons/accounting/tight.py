@@ -259,8 +259,9 @@ def _interpolation_gap(s: Array, curvature: Array) -> Array:
 def _contours(k: Array, ceiling: Array, alias: float) -> NDArray[np.int64]:
     """(m, 3): for each history the place of its contour, the power of its step, and its nodes.
 
-    `k` (m, contours) holds K at `_CENTRES`. The contour is the one with the least period 2π/h whose aliases stay below e^−alias, with
-    ε ≥ half the RDP ε; the nodes are those of a Gaussian with the variance K''(c).
+    `k` (m, contours) holds K at `_CENTRES`. The contour is the one with the least period 2π/h whose
+    aliases stay below e^−alias, with ε ≥ half the RDP ε; the nodes are those of a Gaussian with the
+    variance K''(c).
     """
     keys = np.zeros((k.shape[0], 3), dtype=np.int64)
 
