@@ -164,6 +164,44 @@ def test_ctrl_c_in_a_terminal_and_resume_end_as_if_undisturbed(folder, typed):
     np.testing.assert_array_equal(one.examples.losses, other.examples.losses)
 
 
+def pressed(*arguments, **options):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("long", "arguments", "sentence"),
+    [
+        ("job.load", ["train", "run.toml", "--out", "none"], "no step was taken"),
+        ("job._store", ["train", "run.toml", "--out", "begun"], "no step was taken"),
+        ("training.loop.Loop.take_up", ["train", "run.toml", "--out", "began"],
+         "stopped: epsilons resume began"),
+        ("training.loop.Loop.advance", ["train", "run.toml", "--out", "took"],
+         "stopped: epsilons resume took"),
+        ("runs.Run.epsilons", ["train", "run.toml", "--out", "all"],
+         "the run is finished, see epsilons status all"),
+        ("job.load", ["resume", "took"], "stopped: epsilons resume took"),
+        ("training.loop.Loop.advance", ["demo", "--out", "shown"],
+         "stopped: epsilons demo --out shown"),
+        ("report.write_report", ["report", "done"], "same `epsilons report` starts it again"),
+        ("runs.Run.open", ["attack", "done"], "same `epsilons attack` starts"),
+        ("runs.Run.open", ["publish", "done"], "same `epsilons publish` starts it again"),
+        ("journal.Journal.verify", ["status", "done"], "same `epsilons status` starts it again"),
+        ("journal.Journal.verify", ["verify", "done"], "same `epsilons verify` starts it again"),
+        ("runs.Run.epsilons", ["export", "done", "--to", "x"], "same `epsilons export` starts"),
+    ],
+)  # fmt: skip
+def test_ctrl_c_is_one_sentence_and_exit_code_130(typed, monkeypatch, long, arguments, sentence):
+    import epsilons.report  # noqa: F401  # verbs import it when they are called
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"epsilons.{long}", pressed)
+        shown = typed(*arguments)
+    assert shown.returncode == 130
+    assert sentence in shown.stderr
+    assert len(shown.stderr.strip().splitlines()) <= 2  # the seed of the run has a line of its own
+    assert "Abort" not in shown.stderr + shown.stdout
+
+
 def test_the_configs_of_the_docs_are_valid():
     files = sorted((Path(__file__).parent.parent / "docs" / "configs").glob("*.toml"))
     assert files

@@ -213,6 +213,42 @@ def test_a_median_that_the_budget_can_not_pay_leaves_no_run(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+class Crash(Exception):
+    pass
+
+
+def crash(*arguments, **options):
+    raise Crash
+
+
+@pytest.mark.parametrize("place", ["Run.create", "Journal.create"])
+def test_a_crash_after_the_median_leaves_it_charged_and_pays_no_second_time(
+    tmp_path, monkeypatch, place
+):
+    asked = {"data": "digits", "max_grad_norm": "median", "median_epsilon": 0.8, "steps": 2}
+    with monkeypatch.context() as patch:
+        patch.setattr(f"epsilons.runs.{place}", crash)
+        with pytest.raises(Crash):
+            trained(tmp_path, **asked)
+    with Budget.of_run(tmp_path / "run") as budget:
+        (before,) = budget.entries()
+    assert before.answer is not None
+    with pytest.raises(ValueError, match="stopped before its first step; `epsilons train`"):
+        job.resume(tmp_path / "run")
+    run = trained(tmp_path, **asked)
+    with Budget.of_run(run.path) as budget:
+        assert budget.entries() == [before]
+    assert run.plan.max_grad_norm == before.answer["value"]
+
+
+def test_a_folder_of_other_things_is_refused_before_anything_is_paid(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes").touch()
+    with pytest.raises(ValueError, match="is not empty; give a new folder"):
+        trained(tmp_path, data="digits", max_grad_norm="median")
+    assert [file.name for file in (tmp_path / "run").rglob("*")] == ["notes"]
+
+
 def test_settings_and_versions_are_public_and_paths_private(tmp_path, mine):
     run = trained(tmp_path, **mine)
     public = json.loads((run.path / "public" / "settings.json").read_text())

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -25,9 +24,9 @@ from torch import nn
 from epsilons import data as readers
 from epsilons.accounting.plan import Plan
 from epsilons.data import Data, digits, fewer
-from epsilons.files import private_file, public_file
+from epsilons.files import private_file, private_folder, public_file
 from epsilons.models import network
-from epsilons.release import Budget, ClipBound, release_median_norm
+from epsilons.release import Budget, release_median_norm
 from epsilons.runs import Run
 from epsilons.settings import Settings
 from epsilons.training import check_model, correct_class, fit, gradient_norms, supervised
@@ -62,29 +61,29 @@ def train(settings: Settings, out: str | os.PathLike[str]) -> Run:
     Beside what `fit` leaves: `public/settings.json` (settings and versions, without the paths)
     and `private/data.json` (paths, checksums of the files, number of files skipped). With
     `max_grad_norm = "median"` the clip bound is a private median of the norms at initialisation,
-    charged to the run's budget of publications beside the worst case.
+    charged to the run's budget of publications beside the worst case. It is charged before it is
+    drawn; the same call after a crash takes the bound that was paid for.
     """
     out = Path(out)
     if (out / "private" / "journal.sqlite").exists():
         raise ValueError(
             f"{out} holds a run already; `epsilons resume {out}` goes on with it if it was stopped"
         )
+    Run.discard_unbegun(out)
+    Run.expect_free(out)
     base = Path.cwd()
     data = load(settings, base)
     model = _network(settings, data, base)
     batch = batch_of(data.train, torch.arange(min(len(data.examples), _CANARIES)))
     learned = check_model(model, _loss(settings), batch)
-    bound = _median_norm(settings, model, data) if settings.max_grad_norm == "median" else None
+    bound = _median_norm(settings, model, data, out) if settings.max_grad_norm == "median" else None
     run = Run.create(
         out,
-        settings.plan(len(data.examples), None if bound is None else bound.value),
+        settings.plan(len(data.examples), bound),
         data.examples,
         random_loss=bool(learned.random_loss),
         seed=settings.seed,
     )
-    if bound is not None:
-        with Budget.of_run(run.path) as budget:
-            bound.charge(budget)
     _store(run, settings, data, base)
     return _carried_out(run, settings, data, model)
 
@@ -92,6 +91,11 @@ def train(settings: Settings, out: str | os.PathLike[str]) -> Run:
 def resume(path: str | os.PathLike[str]) -> Run:
     """Go on with a run that was stopped: the same result as if it had not been."""
     path = Path(path)
+    if (path / "private").is_dir() and not (path / "private" / "journal.sqlite").exists():
+        raise ValueError(
+            f"{path} was stopped before its first step; `epsilons train` with the same settings "
+            "begins it, and pays for a clip bound only once"
+        )
     run = Run.open(path)
     if run.finished:
         raise ValueError(f"{path} is finished; there is nothing to resume")
@@ -134,7 +138,8 @@ def load(settings: Settings, base: Path) -> Data:
 def demo(out: str | os.PathLike[str]) -> Run:
     """Train a small network on the digits privately, with ε for every example.
 
-    Sampling and noise are seeded, so that everyone sees the same figures.
+    Sampling and noise are seeded, so that everyone sees the same figures. One that was stopped at
+    `out` is gone on with.
     """
     data = digits()
     plan = Plan.for_epsilon(
@@ -161,6 +166,7 @@ def demo(out: str | os.PathLike[str]) -> Run:
         test_examples=data.test_examples,
         correct_fn=correct_class,
         seed=DEMO_SEED,
+        resume=True,
     )
 
 
@@ -213,16 +219,21 @@ def _network(settings: Settings, data: Data, base: Path) -> nn.Module:
     return found
 
 
-def _median_norm(settings: Settings, model: nn.Module, data: Data) -> ClipBound:
-    """The private median of the norms at initialisation, to be charged to the run's budget.
-
-    Asked of a budget like the run's first, so that nothing is drawn that the run can't pay.
-    """
+def _median_norm(settings: Settings, model: nn.Module, data: Data, out: Path) -> float:
+    """The private median of the norms at initialisation, charged to the budget of the run to be."""
+    settings.plan(len(data.examples), bound=1.0)  # refused before anything is paid for
     norms = gradient_norms(model, _loss(settings), data.train, batch_size=_PASS_BATCH)
-    with TemporaryDirectory() as place, Budget(Path(place) / "budget.sqlite") as trial:
-        return release_median_norm(
-            norms, epsilon=settings.median_epsilon, delta=settings.median_delta, budget=trial
-        )
+    private_folder(out / "private")
+    with Budget.of_run(out) as budget:
+        try:
+            return release_median_norm(
+                norms, epsilon=settings.median_epsilon, delta=settings.median_delta, budget=budget
+            ).value
+        except ValueError:
+            if not budget.entries():
+                budget.path.unlink()
+                Run.discard_unbegun(out)
+            raise
 
 
 def _optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimizer:

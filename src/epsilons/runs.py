@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -21,6 +21,10 @@ from epsilons.accounting.results import Epsilons
 from epsilons.examples import Examples
 from epsilons.files import private_file, private_folder, public_file
 from epsilons.journal import Journal
+
+_HALVES = ("public", "private")
+_BUDGET = "budget.sqlite"
+_FIRST_FILES = (_BUDGET, "plan.json", "examples.npz", "journal.sqlite")
 
 
 class Run:
@@ -48,11 +52,11 @@ class Run:
     ) -> Self:
         """A new run folder with its plan, an empty journal and its examples.
 
-        A `seed` marks the run as reproducible, for experiments: its noise is no secret.
+        A budget may be there already: what the plan is made of is charged before. A `seed` marks
+        the run as reproducible, for experiments: its noise is no secret.
         """
         path = Path(path)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ValueError(f"{path} is not empty; give a new folder for the run")
+        cls.expect_free(path)
         if len(examples) != plan.n:
             raise ValueError(f"{len(examples)} examples were given; the plan says n={plan.n}")
         private_folder(path / "private")
@@ -85,18 +89,31 @@ class Run:
         return cls(path, Journal.open(journal, anchor=path / "public" / "anchor.json"))
 
     @staticmethod
-    def discard_unbegun(path: str | os.PathLike[str]) -> None:
-        """Remove what a crash left of a folder whose journal was never made."""
+    def expect_free(path: str | os.PathLike[str]) -> None:
+        """ValueError if anything but a budget is at `path`."""
         path = Path(path)
-        names = {file.name.strip(".").removesuffix(".draft") for file in path.glob("*/*")}
-        ours = {"plan.json", "examples.npz", "journal.sqlite"}
-        halves = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
-        if (
-            names <= ours
-            and halves <= {"public", "private"}
-            and not (path / "private" / "journal.sqlite").exists()
-        ):
-            shutil.rmtree(path, ignore_errors=True)
+        inside = set(path.iterdir()) if path.is_dir() else {path} if path.exists() else set()
+        if inside == {path / "private"}:
+            inside = {f for f in path.glob("private/*") if not f.name.startswith(_BUDGET)}
+        if inside:
+            raise ValueError(f"{path} is not empty; give a new folder for the run")
+
+    @staticmethod
+    def discard_unbegun(path: str | os.PathLike[str]) -> None:
+        """Remove what a crash left of a folder whose journal was never made, except its budget."""
+        path = Path(path)
+        if not path.is_dir() or not {entry.name for entry in path.iterdir()} <= set(_HALVES):
+            return
+        files = list(path.glob("*/*"))
+        begun = (path / "private" / "journal.sqlite").exists()
+        if begun or not all(file.name.strip(".").startswith(_FIRST_FILES) for file in files):
+            return
+        for file in files:
+            if not file.name.startswith(_BUDGET):
+                file.unlink()
+        for folder in (*(path / half for half in _HALVES), path):
+            with suppress(OSError):  # a budget keeps its folder
+                folder.rmdir()
 
     @property
     def plan(self) -> Plan:

@@ -6,21 +6,14 @@ import numpy as np
 import pytest
 import torch
 from opacus import PrivacyEngine
+from opacus.accountants import RDPAccountant
 from opacus.data_loader import DPDataLoader
 from opacus.optimizers import DPOptimizer
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from epsilons import (
-    Journal,
-    Plan,
-    Run,
-    individual_epsilons,
-    rdp_epsilon,
-    sampled_gaussian_rdp,
-)
-from epsilons.accounting.rdp import DEFAULT_ORDERS
+from epsilons import Journal, Plan, Run, individual_epsilons
 from epsilons.integrations.opacus import attach
 from epsilons.training import gradient_norms, supervised
 
@@ -31,6 +24,8 @@ pytestmark = [
 ]
 N, BATCH, SIGMA, BOUND = 120, 20, 1.2, 4.0
 LOSS = supervised(nn.CrossEntropyLoss(reduction="none"))
+# Opacus ends its series at e^−30, which leaves it up to 1e-10 below the divergence.
+CUT_SHORT = 1e-9
 MODES = ["hooks", "functorch", "ghost"]
 
 
@@ -118,18 +113,38 @@ def test_epsilons_are_those_of_our_own_loop_on_the_same_norms(tmp_path, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_worst_case_under_rdp_is_opacus_own(tmp_path, mode):
+def test_worst_case_under_rdp_is_at_most_opacus_own(tmp_path, mode):
     engine, model, optimizer, criterion, loader = private(mode)
     with attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run") as attached:
         loop(model, optimizer, criterion, loader)
+    worst = attached.run.epsilons(method="rdp").worst_case
     theirs = engine.get_epsilon(1e-5)
-    plan = attached.run.plan
-    assert attached.run.epsilons(method="rdp").worst_case == pytest.approx(theirs, rel=2e-3)
-    orders = np.union1d(DEFAULT_ORDERS, engine.accountant.DEFAULT_ALPHAS)
-    rdp = 12 * sampled_gaussian_rdp(plan.noise_multiplier, plan.sample_rate, orders)
-    assert rdp_epsilon(orders, rdp, 1e-5) <= theirs * (1 + 1e-12)
+    assert 0.998 * theirs <= worst <= theirs * (1 + CUT_SHORT)
     assert engine.accountant.history == [(SIGMA, 1 / 6, 12)]
     assert attached.run.journal.steps_charged == 12
+
+
+@pytest.mark.parametrize(
+    ("sample_rate", "noise", "steps"),
+    [
+        (1024 / 60_000, 2.50631, 5859),
+        (4096 / 50_000, 3.32622, 3662),
+        (0.01, 1.0, 3000),
+        (0.01, 0.6, 300),
+        (1 / 30, 1.5, 300),
+        (1 / 6, 5.0, 30),
+        (0.5, 5.0, 3000),
+    ],
+)
+def test_worst_case_under_rdp_is_at_most_that_of_opacus_accountant(sample_rate, noise, steps):
+    accountant = RDPAccountant()
+    accountant.history = [(noise, sample_rate, steps)]
+    theirs = accountant.get_epsilon(1e-5)
+    plan = Plan(
+        n=1000, sample_rate=sample_rate, steps=steps, noise_multiplier=noise, max_grad_norm=1.0,
+        delta=1e-5,
+    )  # fmt: skip
+    assert 0.998 * theirs <= plan.worst_case("rdp") <= theirs * (1 + CUT_SHORT)
 
 
 def test_accounting_changes_no_weight(tmp_path):

@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from epsilons.accounting import checks, threads
 from epsilons.accounting.contours import contour
 from epsilons.accounting.cumulants import cumulants
-from epsilons.accounting.rdp import DEFAULT_ORDERS, rdp_epsilon
+from epsilons.accounting.rdp import DEFAULT_ORDERS, SPACED_ORDERS, rdp_epsilon
 
 Array = NDArray[np.float64]
 Direction = Literal["both", "remove", "add"]
@@ -40,8 +40,9 @@ _TAIL, _LAST_TAIL = 1e-8, 1e-6
 _LEAST_NODES, _MOST_NODES = 16, 4096
 # Steps of contours are powers of this, so that many histories share a table.
 _STEP_BASE = 1.3
-# Contours pass through every third order of the RDP table: c − 1 within 11 % of the best.
-_STRIDE = 3
+# Contours pass through every third of the spaced orders: c − 1 within 11 % of the best.
+_CENTRES = SPACED_ORDERS[::3].copy()
+_COLUMNS = np.searchsorted(DEFAULT_ORDERS, _CENTRES)
 # Relative errors of the solver's polynomial, of K(c), and of sums over levels per nat of them.
 _ROUNDING, _START_ERROR, _SUM_ERROR = 1e-12, 1e-11, 2e-14
 # Stands for ∞ in a table of prices, where 0 · ∞ would be NaN.
@@ -176,7 +177,9 @@ class TightAccountant:
         free = np.sqrt(np.expm1(np.minimum(k[:, second], 1.0))) / 2 <= self._delta
         found[free] = 0.0
         work = np.flatnonzero(~free & np.isfinite(ceiling))
-        keys = _contours(k[work], ceiling[work], math.log(1 / (_ALIAS * self._delta)))
+        keys = _contours(
+            k[np.ix_(work, _COLUMNS)], ceiling[work], math.log(1 / (_ALIAS * self._delta))
+        )
         while work.size:
             groups, group = np.unique(keys, axis=0, return_inverse=True)
             late = np.zeros(work.size, dtype=np.bool_)
@@ -200,7 +203,7 @@ class TightAccountant:
         found: Array,
     ) -> NDArray[np.bool_]:
         """Writes the ε's of a group to `found`; True for those that need more nodes."""
-        c, h = float(DEFAULT_ORDERS[key[0]]), _STEP_BASE ** key[1]
+        c, h = float(_CENTRES[key[0]]), _STEP_BASE ** key[1]
         sides = self._sides(key)
         used = np.asarray((weights > 0).any(axis=0))
         for side in sides:
@@ -232,7 +235,7 @@ class TightAccountant:
             # Both sides have five tables of the size of `phase`.
             if 10 * sum(sides[0].phase.size for sides in self._lines.values()) > _KEPT:
                 self._lines.clear()
-            c, h = float(DEFAULT_ORDERS[key[0]]), _STEP_BASE ** key[1]
+            c, h = float(_CENTRES[key[0]]), _STEP_BASE ** key[1]
             given = (c, h, key[2], self._s, self._p, self._levels)
             self._lines[key] = [_Line(*given, add=add) for add in self._adding]
         return self._lines[key]
@@ -254,39 +257,40 @@ def _interpolation_gap(s: Array, curvature: Array) -> Array:
 
 
 def _contours(k: Array, ceiling: Array, alias: float) -> NDArray[np.int64]:
-    """(m, 3): for each history the order of its contour, the power of its step, and its nodes.
+    """(m, 3): for each history the place of its contour, the power of its step, and its nodes.
 
-    The contour is the one with the least period 2π/h whose aliases stay below e^−alias, with
-    ε ≥ half the RDP ε; the nodes are those of a Gaussian with the variance K''(c).
+    `k` (m, contours) holds K at `_CENTRES`. The contour is the one with the least period 2π/h whose
+    aliases stay below e^−alias, with ε ≥ half the RDP ε; the nodes are those of a Gaussian with the
+    variance K''(c).
     """
     keys = np.zeros((k.shape[0], 3), dtype=np.int64)
 
     def part(i: int, parts: int) -> None:
         some = slice(i * len(keys) // parts, (i + 1) * len(keys) // parts)
-        _choose(k[some], DEFAULT_ORDERS, ceiling[some], alias, keys[some])
+        _choose(k[some], _CENTRES, ceiling[some], alias, keys[some])
 
     threads.run(part, worthwhile=len(keys) >= 64)
     return keys
 
 
 @njit(cache=True, nogil=True)
-def _choose(k, orders, ceiling, alias, keys):  # type: ignore[no-untyped-def]
+def _choose(k, centres, ceiling, alias, keys):  # type: ignore[no-untyped-def]
     for i in range(k.shape[0]):
-        period, best = math.inf, _STRIDE
-        for a in range(_STRIDE, orders.size - _STRIDE, _STRIDE):
-            c = orders[a]
+        period, best = math.inf, 1
+        for a in range(1, centres.size - 1):
+            c = centres[a]
             right = math.inf
-            for b in range(a + _STRIDE, orders.size, _STRIDE):
-                bound = (k[i, b] - 0.5 * ceiling[i] * (orders[b] - 1) + alias) / (orders[b] - c)
+            for b in range(a + 1, centres.size):
+                bound = (k[i, b] - 0.5 * ceiling[i] * (centres[b] - 1) + alias) / (centres[b] - c)
                 right = min(right, bound)
             needed = max(alias / (c - 1), right)
             if needed < period:
                 period, best = needed, a
         power = math.floor(math.log(2 * math.pi / period) / math.log(_STEP_BASE))
-        left, middle, after = orders[best - _STRIDE], orders[best], orders[best + _STRIDE]
+        left, middle, after = centres[best - 1], centres[best], centres[best + 1]
         variance = (
-            (k[i, best + _STRIDE] - k[i, best]) / (after - middle)
-            - (k[i, best] - k[i, best - _STRIDE]) / (middle - left)
+            (k[i, best + 1] - k[i, best]) / (after - middle)
+            - (k[i, best] - k[i, best - 1]) / (middle - left)
         ) / ((after - left) / 2)
         reach = math.sqrt(-2 * math.log(_TAIL) / max(variance, 1e-300))
         nodes = min(max(1.1 * reach / _STEP_BASE**power, _LEAST_NODES), _MOST_NODES)

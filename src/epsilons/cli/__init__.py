@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import wraps
 from importlib.metadata import version as installed_version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -40,8 +41,28 @@ _VERBS = (
     plan, train, resume, status, verify, export, account, demo,
     report, groups, attack, compare, owner, publish,
 )  # fmt: skip
+
+
+def _stoppable(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb; Ctrl-C is one sentence and exit code 130, before typer makes something else of it.
+
+    Files are written whole or not at all, and charges outlive the process: all can be asked again.
+    """
+
+    @wraps(verb)
+    def act(*arguments: Any, **options: Any) -> None:
+        try:
+            verb(*arguments, **options)
+        except KeyboardInterrupt as stopped:
+            said = str(stopped) or f"stopped; the same `epsilons {verb.__name__}` starts it again"
+            Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(said)
+            raise typer.Exit(130) from None
+
+    return act
+
+
 for verb in _VERBS:
-    app.command()(verb)
+    app.command()(_stoppable(verb))
 
 
 def main() -> None:
@@ -50,16 +71,13 @@ def main() -> None:
 
 
 def main_of(act: Callable[[], object]) -> None:
-    """Act; wrong input is one sentence on stderr and exit code 2, Ctrl-C is exit code 130."""
+    """Act; wrong input is one sentence on stderr and exit code 2."""
     talk = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     try:
         act()
     except (ValueError, OSError) as error:
         talk.print(f"error: {error}")
         sys.exit(2)
-    except KeyboardInterrupt as stopped:
-        talk.print(f"{stopped}" if str(stopped) else "stopped")
-        sys.exit(130)
 
 
 def _print_version(asked: bool) -> None:

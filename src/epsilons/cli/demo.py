@@ -23,7 +23,13 @@ def demo(
     from epsilons.analysis import group_summary
     from epsilons.report import write_report
 
-    run = job.demo(_unused("runs/demo") if out is None else out)
+    folder = _unused("runs/demo") if out is None else out
+    try:
+        run = job.demo(folder)
+    except KeyboardInterrupt as stopped:
+        raise KeyboardInterrupt(
+            f"{str(stopped) or 'stopped'}: epsilons demo --out {folder}"
+        ) from None
     epsilons = run.epsilons()
     report = write_report(run)
     console = Console(highlight=False)

@@ -14,4 +14,4 @@ def resume(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> N
     """Go on with a run that was stopped; it ends as if it had not been (for the curator)."""
     from epsilons import job
 
-    print_run(lambda: job.resume(run))
+    print_run(run, lambda: job.resume(run))

@@ -39,20 +39,27 @@ def train(
         )
     from epsilons import job
 
-    print_run(lambda: job.train(settings, out))
+    print_run(out, lambda: job.train(settings, out))
 
 
-def print_run(carry_out: Callable[[], Run]) -> None:
+def print_run(path: Path, carry_out: Callable[[], Run]) -> None:
     """Carry a run out and print what it has come to; a stopped one says how to go on."""
     try:
         run = carry_out()
+        console = Console(highlight=False)
+        if run.test is not None and run.test.correct is not None:
+            right = run.test.correct.mean()
+            console.print(f"test accuracy   {right:.1%} of {len(run.test)} held-out examples")
+        print_epsilons(console, run.epsilons())
     except KeyboardInterrupt as stopped:
-        said = str(stopped) or "stopped at once; the last checkpoint can be resumed"
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"{said}: epsilons resume")
-        raise typer.Exit(130) from None
-    console = Console(highlight=False)
-    if run.test is not None and run.test.correct is not None:
-        right = run.test.correct.mean()
-        console.print(f"test accuracy   {right:.1%} of {len(run.test)} held-out examples")
-    print_epsilons(console, run.epsilons())
+        raise KeyboardInterrupt(f"{str(stopped) or 'stopped'}: {_way_on(path)}") from None
     console.print(f"run folder      {run.path}", soft_wrap=True)
+
+
+def _way_on(path: Path) -> str:
+    private = path / "private"
+    if (private / "model.pt").exists() and not (private / "checkpoint.pt").exists():
+        return f"the run is finished, see epsilons status {path}"
+    if (path / "public" / "settings.json").exists():
+        return f"epsilons resume {path}"
+    return "no step was taken, the same command in a new folder starts it"
