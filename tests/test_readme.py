@@ -1,18 +1,29 @@
-"""The README's Python runs as it stands, and its commands exist."""
+"""The Python of README and pages runs as it stands, and its commands exist."""
 
 import re
 from pathlib import Path
+
+import pytest
+
+from epsilons.training.rules import RULES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_python_of_the_readme_runs(tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", ["README.md", "docs/norms.md"])
+def test_python_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    rules = dict(RULES)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), flags=re.DOTALL)
     assert blocks
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})
+    names = {}
+    try:
+        for block in blocks:
+            exec(compile(block, page, "exec"), names)
+    finally:
+        RULES.clear()
+        RULES.update(rules)
 
 
 def test_commands_of_the_readme_exist():
