@@ -122,13 +122,17 @@ class Interception(TorchFunctionMode):
         self.uses.append(use)
         return use
 
-    def deliver(self, use: Use | None, gradients: Tensor) -> None:
-        """Every example's gradient of an announced use, (B, *weight.shape)."""
+    def deliver(self, use: Use | None, g: Tensor, term: Term | None = None) -> None:
+        """What came back to an announced use: g for its term, or without one the gradients."""
         if use is None:
             return
         assert self.receive is not None, "gradients before the loss is known"
-        use.g = gradients
+        use.term, use.g = term or use.term, g
         self.receive(use)
+
+    def is_derived(self, weight: Tensor) -> bool:
+        """Whether something is known about how a weight was derived from parameters."""
+        return self._known(weight)[1] is not None
 
     def path(self, weights: Sequence[Weight]) -> str:
         return ", ".join(sorted(set[str]().union(*(w.roots for w in weights))))
@@ -274,8 +278,8 @@ class Interception(TorchFunctionMode):
         presumed: bool,
     ) -> Any:
         self.recomputes = self.recomputes or _checkpoint() is not None
-        if func in FUSED:
-            out = FUSED[func](self, *args, **kwargs)
+        if func in FUSED and FUSED[func][1] is RULES[func][0]:
+            out = FUSED[func][0](self, *args, **kwargs)
             if out is not NotImplemented:
                 return out
         if func not in RULES and func in COMPOSITES:

@@ -230,7 +230,7 @@ class ChannelBias(Term):
         return precise(g).sum(others)
 
 
-def _conv(
+def conv(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -242,11 +242,11 @@ def _conv(
     kernel = tuple(weight.shape[2:])
     if input.dim() != len(kernel) + 3:
         return
-    strides, dilations = _sizes(stride, kernel), _sizes(dilation, kernel)
+    strides, dilations = sizes(stride, kernel), sizes(dilation, kernel)
     if padding == "same":
         before = tuple(d * (k - 1) // 2 for d, k in zip(dilations, kernel, strict=True))
     else:
-        before = _sizes(0 if isinstance(padding, str) else padding, kernel)
+        before = sizes(0 if isinstance(padding, str) else padding, kernel)
     yield weight, Conv(input, Geometry(kernel, strides, before, dilations, groups), bias)
     if bias is not None:
         yield bias, ChannelBias()
@@ -265,20 +265,21 @@ def _conv_transpose(
     kernel = tuple(weight.shape[2:])
     if input.dim() != len(kernel) + 3:
         return
-    strides, before, dilations = (_sizes(o, kernel) for o in (stride, padding, dilation))
+    strides, before, dilations = (sizes(o, kernel) for o in (stride, padding, dilation))
     geometry = Geometry(kernel, strides, before, dilations, groups)
     yield weight, Conv(input, geometry, swapped=True)
     if bias is not None:
         yield bias, ChannelBias()
 
 
-def _sizes(option: int | Sequence[int], kernel: Sizes) -> Sizes:
+def sizes(option: int | Sequence[int], kernel: Sizes) -> Sizes:
+    """One number for each dimension of the kernel."""
     if isinstance(option, int):
         return (option,) * len(kernel)
     return tuple(option) * (len(kernel) if len(option) == 1 else 1)
 
 
-norm_rule(torch.conv1d, torch.conv2d, torch.conv3d, F.conv1d, F.conv2d, F.conv3d)(_conv)
+norm_rule(torch.conv1d, torch.conv2d, torch.conv3d, F.conv1d, F.conv2d, F.conv3d)(conv)
 norm_rule(
     torch.conv_transpose1d,
     torch.conv_transpose2d,

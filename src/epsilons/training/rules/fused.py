@@ -1,16 +1,74 @@
-"""Operations whose own backward kernel gives per-example gradients at no extra cost."""
+"""Operations with a node of their own in the graph: the fewer nodes and calls, the faster.
+
+Normalisations hand over per-example gradients that their backward kernels give at no extra cost;
+linear maps and convolutions hand what came back to their rules.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from epsilons.training.rules.conv import conv, sizes
+from epsilons.training.rules.linear import linear
+from epsilons.training.rules.normalisation import group_norm, layer_norm
+from epsilons.training.rules.registry import Rule, Term
+
+_Deliver = Callable[[Tensor, Tensor], None]
+
 _OFF_CENTRE = 30.0  # deviations from zero beyond which Σ r(x·g) − Σ rμg would lose two digits
+
+
+class _Linear(torch.autograd.Function):
+    """A linear map; on the way back its operands are handed over, and only they."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, bias: Tensor | None, deliver: Any
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.deliver = deliver
+        return F.linear(x, weight, bias).detach()  # no view: models modify outputs in place
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        _, weight = ctx.deliver(ctx, g)
+        return (g @ weight if ctx.needs_input_grad[0] else None, *[None] * 4)
+
+
+class _Conv2d(torch.autograd.Function):
+    """The same for convolutions of pictures."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        anchor: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        options: tuple[Any, ...],
+        deliver: Any,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.options, ctx.deliver = options, deliver
+        return torch.conv2d(x, weight, bias, *options)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.deliver(ctx, g)
+        stride, padding, dilation, groups = ctx.options
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = torch.ops.aten.convolution_backward(
+                g, x, weight, None, stride, padding, dilation, False, [0, 0], groups,
+                [True, False, False],
+            )[0]  # fmt: skip
+        return (dx, *[None] * 5)
 
 
 class _GroupNorm(torch.autograd.Function):
@@ -29,7 +87,7 @@ class _GroupNorm(torch.autograd.Function):
         bias: Tensor | None,
         groups: int,
         eps: float,
-        deliver: Callable[[Tensor, Tensor], None],
+        deliver: _Deliver,
     ) -> Tensor:
         n, c = x.shape[:2]
         out, mean, rstd = torch.native_group_norm(
@@ -76,7 +134,7 @@ class _LayerNorm(torch.autograd.Function):
         bias: Tensor | None,
         eps: float,
         count: int,
-        deliver: Callable[[Tensor, Tensor], None],
+        deliver: _Deliver,
     ) -> Tensor:
         out, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
         ctx.save_for_backward(x, mean, rstd, weight, bias)
@@ -101,6 +159,70 @@ class _LayerNorm(torch.autograd.Function):
             scale, shift = torch.bmm(rstd, rows * its) - sums[:, :1], sums[:, 1:]
         ctx.deliver(scale.squeeze(1), shift.squeeze(1))
         return (dx, *[None] * 6)
+
+
+def _linear(interception: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    if not _applies(interception, input) or input.dim() < 2:
+        return NotImplemented
+    w, b = weight.detach(), None if bias is None else bias.detach()
+    deliver = _by_rule(interception, (weight, bias), "linear", lambda rows: linear(rows, w, b))
+    out = _Linear.apply(input, interception.anchor, w, b, deliver)  # type: ignore[no-untyped-call]
+    interception.mark_rows(out)
+    return out
+
+
+def _conv2d(
+    interception: Any,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    plain = not isinstance(padding, str) and not interception.is_derived(weight)
+    if not plain or not _applies(interception, input) or input.dim() != 4:
+        return NotImplemented
+    options: tuple[Any, ...] = (
+        *(sizes(o, weight.shape[2:]) for o in (stride, padding, dilation)),
+        groups,
+    )
+    w, b = weight.detach(), None if bias is None else bias.detach()
+    deliver = _by_rule(
+        interception, (weight, bias), "conv2d", lambda rows: conv(rows, w, b, *options)
+    )
+    out = _Conv2d.apply(  # type: ignore[no-untyped-call]
+        input, interception.anchor, w, b, options, deliver
+    )
+    interception.mark_rows(out)
+    return out
+
+
+def _by_rule(
+    interception: Any,
+    weights: Sequence[Any],
+    name: str,
+    rule: Callable[[Tensor], Iterable[tuple[Any, Term]]],
+) -> Callable[[Any, Tensor], tuple[Tensor, Tensor]]:
+    """What a node calls on its way back: input and weight come back, once the rule has them."""
+    uses = [interception.expect(w, name) for w in weights if w is not None]
+
+    def deliver(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        try:
+            x, weight = ctx.saved_tensors
+        except RuntimeError as error:
+            path = interception.path([use.weight for use in uses if use is not None])
+            raise RuntimeError(
+                f"{path}: the input of {name} was modified in place afterwards. "
+                "Use the out-of-place operation."
+            ) from error
+        rows = g.unsqueeze(1)
+        for use, (_, term) in zip(uses, rule(x.unsqueeze(1)), strict=True):
+            interception.deliver(use, rows, term)
+        return x, weight
+
+    return deliver
 
 
 def _layer_norm(
@@ -128,9 +250,7 @@ def _applies(interception: Any, input: Tensor) -> bool:
     return precise and not autocast and bool(interception.batch_first(input))
 
 
-def _delivery(
-    interception: Any, weight: Any, bias: Any, name: str
-) -> Callable[[Tensor, Tensor], None]:
+def _delivery(interception: Any, weight: Any, bias: Any, name: str) -> _Deliver:
     uses = [interception.expect(w, name) for w in (weight, bias)]
 
     def deliver(scale: Tensor, shift: Tensor) -> None:
@@ -159,4 +279,10 @@ def _group_norm(
     return out
 
 
-FUSED: dict[Any, Callable[..., Any]] = {F.group_norm: _group_norm, F.layer_norm: _layer_norm}
+# Each with the rule that it stands for: a rule of the user's own comes first.
+FUSED: dict[Any, tuple[Callable[..., Any], Rule]] = {
+    F.group_norm: (_group_norm, group_norm),
+    F.layer_norm: (_layer_norm, layer_norm),
+    F.linear: (_linear, linear),
+    torch.conv2d: (_conv2d, conv),
+}
