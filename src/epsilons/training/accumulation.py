@@ -17,7 +17,7 @@ from epsilons.training.rules.joined import joined
 from epsilons.training.rules.registry import chunks, precise, square_norms, weighted
 from epsilons.training.standardisation import Standardised
 
-_KEEP_FORMED = 3  # formed gradients are kept if they take at most so many times the operands' bytes
+_KEEP_FORMED = 1.5  # times the operands' bytes; more memory, fresh from the system, costs more time
 _NARROW = 1024  # gradients of fewer numbers are put side by side, since every call costs
 _Key = TypeVar("_Key")
 _HALF = (torch.float16, torch.bfloat16)
