@@ -32,9 +32,9 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(BIN)/pytest -m "not slow and not browser"
+	$(BIN)/pytest -m "not slow"
 
-browser: setup  ## the report in a real Chromium
+browser: setup  ## the report in a real Chromium alone
 	$(BIN)/pytest -m browser
 
 slow: setup  ## the full-size tests

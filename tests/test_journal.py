@@ -186,6 +186,18 @@ def test_norms_of_sampled_examples_hold_until_their_next_record(tmp_path):
         np.testing.assert_array_equal(steps.sum(axis=0), 50)
     without = journal.epsilons(method="rdp", sampled=False)
     assert not np.allclose(without.values, found.values)
+    for method in ("rdp", "tight"):
+        every = journal.epsilons(method=method)
+        some = journal.epsilons(method=method, only=[1, 2, 6])
+        np.testing.assert_allclose(some.values, every.values[[1, 2, 6]], rtol=1e-12)
+        assert (some.worst_case, some.kind) == (every.worst_case, every.kind)
+
+
+@pytest.mark.parametrize("only", [[], [3, 1], [2, 2], [-1, 0], [7]])
+def test_examples_asked_for_are_ascending_positions(tmp_path, norms, only):
+    journal = filled(tmp_path / "j", small_plan(), norms)
+    with pytest.raises(ValueError, match="ascending positions from 0 to 6"):
+        journal.epsilons(only=only)
 
 
 def test_individual_clipping_takes_no_norms_of_sampled_examples(tmp_path):

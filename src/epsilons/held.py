@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 
 class Rows(NamedTuple):
@@ -37,6 +37,23 @@ class Events(NamedTuple):
     ) -> Events:
         order = np.lexsort((tick, index))
         return cls(index[order], tick[order], norm[order])
+
+
+def positions(n: int, only: ArrayLike | None) -> NDArray[np.int64]:
+    """The examples asked for, as ascending positions among n; None: all.
+
+    >>> positions(4, None), positions(4, [1, 3])
+    (array([0, 1, 2, 3]), array([1, 3]))
+    """
+    if only is None:
+        return np.arange(n)
+    chosen = np.atleast_1d(np.asarray(only, dtype=np.int64))
+    if not chosen.size or chosen[0] < 0 or chosen[-1] >= n or (np.diff(chosen) <= 0).any():
+        raise ValueError(
+            f"the examples {only!r} were asked for; expected one or more ascending positions "
+            f"from 0 to {n - 1}"
+        )
+    return chosen
 
 
 def durations(rows: Rows) -> NDArray[np.int64]:

@@ -21,7 +21,7 @@ from epsilons.accounting.individual import Method, epsilons_from_blocks, individ
 from epsilons.accounting.plan import Phase, Plan
 from epsilons.accounting.results import Epsilons
 from epsilons.chain import SALT_BYTES, Chain, Entry
-from epsilons.held import Events, Rows, durations, extra_rows, with_events
+from epsilons.held import Events, Rows, durations, extra_rows, positions, with_events
 
 SomeKind = Literal["sampled", "followed"]
 
@@ -234,34 +234,45 @@ class Journal:
         return np.frombuffer(self._chain.norms(found[-1].number), dtype="<f8")
 
     def histories(
-        self, chunk: int = 4096, *, sampled: bool = True
+        self, chunk: int = 4096, *, sampled: bool = True, only: ArrayLike | None = None
     ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
         """Blocks (norms (rows, m), steps (rows,) or (rows, m)) of `chunk` examples, in order.
 
         A row's norms held for its number of steps. Memory is bounded by the chunk. Without
-        `sampled`, norms of sampled examples are left out.
+        `sampled`, norms of sampled examples are left out. `only`: the examples at these
+        ascending positions of the data set; by default all.
         """
-        rows = self._rows()
-        places = self._places(rows, sampled)
-        for first in range(0, self.plan.n, chunk):
-            m = min(chunk, self.plan.n - first)
-            norms = np.empty((len(rows.entry), m))
+        rows, chosen = self._rows(), positions(self.plan.n, only)
+        places = self._places(rows, sampled, chosen)
+        for first in range(0, len(chosen), chunk):
+            some = chosen[first : first + chunk]
+            norms = np.empty((len(rows.entry), len(some)))
             for row, number in enumerate(rows.entry):
-                norms[row] = self._part(number, rows.bound[row], first, m)
+                norms[row] = self._part(number, rows.bound[row], some)
             if places[-1]:
-                yield with_events(rows, norms, self._events(rows, first, m), places)
+                yield with_events(rows, norms, self._events(some), places)
             else:
                 yield norms, durations(rows)
 
     def epsilons(
-        self, delta: float | None = None, method: Method = "tight", *, sampled: bool = True
+        self,
+        delta: float | None = None,
+        method: Method = "tight",
+        *,
+        sampled: bool = True,
+        only: ArrayLike | None = None,
     ) -> Epsilons:
-        """ε of every example for the steps charged so far, in data set order."""
-        rows = self._rows()
+        """ε of every example for the steps charged so far, in data set order.
+
+        `only`: of the examples at these ascending positions, as they are among all; nothing is
+        computed for the others.
+        """
+        rows, chosen = self._rows(), positions(self.plan.n, only)
         numbers = np.arange(len(rows.entry))
-        row = np.append(numbers, np.repeat(numbers, np.diff(self._places(rows, sampled))))
+        extra = np.diff(self._places(rows, sampled, chosen))
+        row = np.append(numbers, np.repeat(numbers, extra))
         priced = epsilons_from_blocks(
-            self.histories(sampled=sampled),
+            self.histories(sampled=sampled, only=chosen),
             sample_rate=rows.sample_rate[row],
             noise_std=rows.noise_std[row],
             max_grad_norm=rows.bound[row],
@@ -357,10 +368,16 @@ class Journal:
             ticks=tick,
         )
 
-    def _part(self, number: int | None, bound: float, first: int, m: int) -> NDArray[np.float64]:
+    def _part(
+        self, number: int | None, bound: float, some: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Norms of some examples in one record."""
         if number is None:
-            return np.full(m, bound)
-        return np.frombuffer(self._chain.part_of_norms(number, 8 * first, 8 * m), dtype="<f8")
+            return np.full(len(some), bound)
+        first, span = int(some[0]), int(some[-1] - some[0]) + 1
+        read = np.frombuffer(self._chain.part_of_norms(number, 8 * first, 8 * span), dtype="<f8")
+        found: NDArray[np.float64] = read[some - first]
+        return found
 
     def _some(
         self, entry: Entry
@@ -371,13 +388,17 @@ class Journal:
         indices = np.frombuffer(self._chain.indices(entry.number), dtype="<i8")
         return steps, indices, np.frombuffer(self._chain.norms(entry.number), dtype="<f8")
 
-    def _events(self, rows: Rows, first: int, m: int) -> Events:
-        """Norms of sampled examples among the m from `first` on, counted from 0."""
+    def _events(self, some: NDArray[np.int64]) -> Events:
+        """Norms of sampled examples among some, each by its place among them."""
         index, tick, norm = [], [], []
+        first = int(some[0])
+        place = np.full(int(some[-1]) - first + 1, -1)
+        place[some - first] = np.arange(len(some))
         for entry, shift in self._on_clock("sampled"):
             steps, indices, norms = self._some(entry)
-            here = (indices >= first) & (indices < first + m)
-            index.append(indices[here] - first)
+            near = np.flatnonzero((indices >= first) & (indices <= some[-1]))
+            here = near[place[indices[near] - first] >= 0]
+            index.append(place[indices[here] - first])
             tick.append(steps[here] + shift)
             norm.append(norms[here])
         if not index:
@@ -394,13 +415,15 @@ class Journal:
             else:
                 yield entry, shift
 
-    def _places(self, rows: Rows, sampled: bool, chunk: int = 65_536) -> NDArray[np.int64]:
+    def _places(
+        self, rows: Rows, sampled: bool, chosen: NDArray[np.int64], chunk: int = 65_536
+    ) -> NDArray[np.int64]:
         """(rows + 1,): where the extra rows of sampled norms begin for each record."""
         most = np.zeros(len(rows.entry), dtype=np.int64)
         if sampled and self._chain.last("sampled") is not None:
-            for first in range(0, self.plan.n, chunk):
-                m = min(chunk, self.plan.n - first)
-                most = np.maximum(most, extra_rows(rows, self._events(rows, first, m)))
+            for first in range(0, len(chosen), chunk):
+                events = self._events(chosen[first : first + chunk])
+                most = np.maximum(most, extra_rows(rows, events))
         return np.append(0, np.cumsum(most))
 
 

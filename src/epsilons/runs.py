@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
+from numpy.typing import ArrayLike
+
 from epsilons.accounting.individual import METHODS, Method
 from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons
@@ -175,9 +177,18 @@ class Run:
         with private_file(self.path / "private" / "timings.json") as file:
             file.write(json.dumps(seconds).encode())
 
-    def epsilons(self, delta: float | None = None, method: Method = "tight") -> Epsilons:
-        """ε of every training example for the steps taken so far, in data set order."""
-        return self.journal.epsilons(delta, method)
+    def epsilons(
+        self,
+        delta: float | None = None,
+        method: Method = "tight",
+        *,
+        only: ArrayLike | None = None,
+    ) -> Epsilons:
+        """ε of every training example for the steps taken so far, in data set order.
+
+        `only`: of the examples at these ascending positions, without computing the others'.
+        """
+        return self.journal.epsilons(delta, method, only=only)
 
 
 def _worst_cases(plan: Plan) -> dict[str, float] | None:

@@ -64,6 +64,17 @@ def test_gap_is_the_least_accurate_groups_mean_over_the_most_accurates():
     assert found.gap.interval.low < found.gap.percent < found.gap.interval.high
 
 
+def test_equally_accurate_groups_are_one_in_the_gap():
+    labels = ["a"] * 40 + ["b"] * 80 + ["c"] * 40
+    train = Examples(ids=np.arange(160), groups={"g": labels})
+    test = Examples(ids=np.arange(160), groups=train.groups, correct=[True] * 120 + [False] * 40)
+    values = [1.0] * 40 + [4.0] * 80 + [6.0] * 40
+    gap = group_summary(epsilons(values), train, test, "g").gap
+    assert (gap.least_accurate, gap.most_accurate) == ("c", "a, b")
+    assert gap.percent == pytest.approx(100.0)
+    assert gap.interval == pytest.approx((100.0, 100.0))
+
+
 def test_rank_correlation_is_spearmans_over_groups():
     eps, train, test = made()
     found = group_summary(eps, train, test, ["class", "sex"])

@@ -47,7 +47,7 @@ class Headline:
             "worst-case ε": found.worst_case,
             "median ε": float(found.quantile(0.5)),
             "mean ε": float(found.values.mean()),
-            "share at the worst case": float(found.at_worst_case.mean()),
+            "share at the worst case": float(found.at_worst_case.mean()) if self.private else None,
             "test accuracy": self.test_accuracy,
             "training accuracy": self.train_accuracy,
             "Pearson of ε and log loss": self.relation.pearson if self.relation else None,

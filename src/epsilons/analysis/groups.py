@@ -47,7 +47,11 @@ class GroupRow:
 
 @dataclass(frozen=True)
 class Gap:
-    """By how many % the least accurate group's mean ε exceeds the most accurate group's."""
+    """By how many % the least accurate group's mean ε exceeds the most accurate group's.
+
+    Equally accurate groups count as one, named with commas in between: choosing among them would
+    make the gap whatever one likes.
+    """
 
     least_accurate: str
     most_accurate: str
@@ -170,14 +174,29 @@ def _gap(rows: list[GroupRow], means: Mapping[str, NDArray[np.float64]]) -> Gap 
     """The paper's: the two groups are fixed by their accuracy, their means are resampled."""
     if len(rows) < 2 or not all(np.isfinite(row.mean_epsilon) for row in rows):
         return None
-    least = min(rows, key=lambda row: row.test_accuracy or 0.0)
-    most = max(rows, key=lambda row: row.test_accuracy or 0.0)
-    if least.group == most.group or most.mean_epsilon == 0:
+    accuracies = [row.test_accuracy for row in rows if row.test_accuracy is not None]
+    least = [row for row in rows if row.test_accuracy == min(accuracies)]
+    most = [row for row in rows if row.test_accuracy == max(accuracies)]
+    below, above = _together(most), _together(least)
+    if min(accuracies) == max(accuracies) or below == 0:
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
-        resampled = 100 * (means[least.group] / means[most.group] - 1)
-    percent = 100 * (least.mean_epsilon / most.mean_epsilon - 1)
-    return Gap(least.group, most.group, percent, percentiles(resampled))
+        resampled = 100 * (_together(least, means) / _together(most, means) - 1)
+    return Gap(
+        _names(least), _names(most), float(100 * (above / below - 1)), percentiles(resampled)
+    )
+
+
+def _together(
+    rows: list[GroupRow], means: Mapping[str, NDArray[np.float64]] | None = None
+) -> NDArray[np.float64]:
+    """Mean ε of several groups as one; of resampled `means`, (resamples,)."""
+    parts = [row.n * (row.mean_epsilon if means is None else means[row.group]) for row in rows]
+    return np.asarray(sum(parts) / sum(row.n for row in rows))
+
+
+def _names(rows: list[GroupRow]) -> str:
+    return ", ".join(sorted(row.group for row in rows))
 
 
 def _rank_correlation(rows: list[GroupRow]) -> float | None:

@@ -106,13 +106,10 @@ def replayed(journal: Journal, chosen: NDArray[np.int64], *, sampled: bool = Tru
     several = len(plan.stretches) > 1
     if several and journal.restarts:
         raise ValueError("a run with phases that was restarted can't be replayed")
-    norms, steps, first = [], [], 0
-    for block, held in journal.histories(sampled=sampled and not several):
-        here = chosen[(chosen >= first) & (chosen < first + block.shape[1])] - first
-        norms.append(block[:, here])
-        whole = np.broadcast_to(held if held.ndim == 2 else held[:, None], block.shape)
-        steps.append(whole[:, here])
-        first += block.shape[1]
+    norms, steps = [], []
+    for block, held in journal.histories(sampled=sampled and not several, only=chosen):
+        norms.append(block)
+        steps.append(np.broadcast_to(held if held.ndim == 2 else held[:, None], block.shape))
     all_steps = np.concatenate(steps, axis=1)
     starts = np.cumsum(all_steps[:, 0]) - all_steps[:, 0] if several else np.zeros(len(all_steps))
     return from_norms(plan, chosen, np.concatenate(norms, axis=1), all_steps, starts)

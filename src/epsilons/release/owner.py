@@ -93,13 +93,13 @@ def owner_statement(run: Run, owner: str, *, delta: float | None = None) -> Stat
     rows = _rows(run, owner)
     at = run.plan.delta if delta is None else float(delta)
     steps, spent = run.journal.steps_charged, Spent.of_run(run.path)
-    found = run.epsilons(at)
+    found = run.epsilons(at, only=rows)
 
     def worst(d: float) -> NDArray[np.float64]:
         return np.full(len(rows), run.plan.worst_case(steps=steps, delta=d))
 
     def observed(d: float) -> NDArray[np.float64]:
-        return run.epsilons(d).values[rows]
+        return run.epsilons(d, only=rows).values
 
     worst_each, worst_together = _bounds(worst, at, spent)
     each, together = _bounds(observed, at, spent)
@@ -117,8 +117,8 @@ def owner_statement(run: Run, owner: str, *, delta: float | None = None) -> Stat
         worst_case=worst_together,
         individual=min(together, worst_together),
         records=tuple(
-            Record(str(run.examples.ids[row]), float(found.values[row]), float(min(mine, theirs)))
-            for row, mine, theirs in zip(rows, each, worst_each, strict=True)
+            Record(str(run.examples.ids[row]), float(alone), float(min(mine, theirs)))
+            for row, alone, mine, theirs in zip(rows, found.values, each, worst_each, strict=True)
         ),
     )
 
@@ -159,7 +159,7 @@ def _bounds(
 ) -> tuple[NDArray[np.float64], float]:
     """ε at δ of each of m records, and of all together, composed with what was let out.
 
-    `epsilons_at(δ)` (m,) prices the training; it reads the whole run, so it is asked at few δ's.
+    `epsilons_at(δ)` (m,) prices the training; it takes a moment, so it is asked at few δ's.
     """
     alone = epsilons_at(delta)
     # Small ε's first: each weighs on the δ's of those after it.

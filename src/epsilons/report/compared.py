@@ -91,9 +91,10 @@ def _charts(found: Comparison) -> list[Chart]:
         )  # fmt: skip
     if rows and all(row.group_means for row in rows):
         summary = next(side.summary for _, side in sides if side.private)
+        by = summary.by if summary else ()
         charts.append(
-            chart("groups", "Mean ε by group", _order(found, rows, summary.by if summary else ()),
-                  lambda axes: figures.bound_groups(axes, rows),
+            chart("groups", "Mean ε by group", _order(found, rows, by),
+                  lambda axes: figures.bound_groups(axes, rows, by),
                   height=rows_height(len(rows[0].group_means)))
         )  # fmt: skip
     attacks = {name: side.attack for name, side in sides if side.attack is not None}
@@ -105,7 +106,8 @@ def _charts(found: Comparison) -> list[Chart]:
         )
         most = max(len(attack.rows) for attack in attacks.values())
         charts.append(
-            chart("attack", "Membership inference by a threshold on the loss", f"{told}.",
+            chart("attack", "Membership inference by a threshold on the loss",
+                  f"{told}. 50 % right guesses is guessing.",
                   lambda axes: figures.attack_success(axes, attacks, _by_epsilon(found)),
                   height=rows_height(most + 1) + 0.3)
         )  # fmt: skip

@@ -6,6 +6,7 @@ It shows individual privacy in aggregate, exactly, so it belongs to `private/`.
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,8 @@ def render(template: str, **values: Any) -> str:
         "signed": sentences.signed,
         "named": lambda group, by: sentences.named(by, group),
     }
-    return environment.get_template(template).render(**values)
+    page = environment.get_template(template).render(**values)
+    return re.sub(r"(?<=\d) %", "\u00a0%", page)  # a number and its % stay on one line
 
 
 def _worst_cases(found: Findings) -> list[tuple[str, float]]:
@@ -94,7 +96,7 @@ def _sections(found: Findings) -> list[Section]:
     return [
         ("everyone", "Everyone’s ε", _everyone(found)),
         ("groups", "Groups: who pays more, and is it who is served worse?", _groups(found)),
-        ("loss", "What is hard to learn costs more", _loss(found)),
+        ("loss", "Does what is hard to learn cost more?", _loss(found)),
         ("training", "Over the training", _training(found)),
         ("certainty", "How good the estimates are", _certainty(found)),
         ("bounds", "A larger or smaller clip bound", _bounds(found)),
@@ -178,7 +180,7 @@ def _bounds(found: Findings) -> list[Chart]:
         charts.append(
             chart("bound-groups", "Groups under other clip bounds",
                   sentences.bound_groups(rows, by),
-                  lambda axes: figures.bound_groups(axes, rows),
+                  lambda axes: figures.bound_groups(axes, rows, by),
                   height=rows_height(len(rows[0].group_means)))
         )  # fmt: skip
     return charts

@@ -24,8 +24,9 @@ KINDS = {
     "may be too high or too low.",
     "none": "None: without noise there is no ε.",
 }
-# Groups named at most, where there are many.
+# Groups named at most, where there are many, and how far above average they pay at least.
 _NAMED = 5
+NOTABLE = 1.05
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -72,10 +73,12 @@ def guess(epsilon: float, delta: float) -> float:
 def histogram(found: Findings) -> str:
     eps = found.epsilons
     low, middle, high = (float(eps.quantile(q)) for q in (0.1, 0.5, 0.9))
+    at_worst = float(eps.at_worst_case.mean())
+    above = "" if at_worst >= 0.1 else f", 10 % above {high:.3f}"
     return (
         f"Half of the examples have ε ≤ {middle:.3f}, {percent(middle / eps.worst_case, 0)} of the "
-        f"worst case {eps.worst_case:.3f}; 10 % are at or below {low:.3f}, 10 % above {high:.3f}, "
-        f"and {percent(float(eps.at_worst_case.mean()))} are at the worst case itself."
+        f"worst case {eps.worst_case:.3f}; 10 % are at or below {low:.3f}{above}, "
+        f"and {percent(at_worst)} are at the worst case itself."
     )
 
 
@@ -90,10 +93,10 @@ def groups(summary: GroupSummary) -> str:
     )
     gap = summary.gap
     if gap is not None:
-        way = "above" if gap.percent >= 0 else "below"
+        way = "more" if gap.percent >= 0 else "less"
         text += (
-            f" The least accurate group, {named(summary.by, gap.least_accurate)}, pays "
-            f"{percent(abs(gap.percent) / 100)} {way} the most accurate one, "
+            f" The least accurate, {named(summary.by, gap.least_accurate)}, pays "
+            f"{percent(abs(gap.percent) / 100)} {way} than the most accurate, "
             f"{named(summary.by, gap.most_accurate)} (95 % interval "
             f"{signed(gap.interval.low, 1)} to {signed(gap.interval.high, 1)}\u00a0%)."
         )
@@ -109,10 +112,12 @@ def groups(summary: GroupSummary) -> str:
 def loss(relation: LossRelation) -> str:
     if relation.pearson is None or relation.slope is None:
         return "All losses or all ε’s are equal, so that there is no relation to show."
+    rise = relation.slope * math.log(10)
     text = (
         f"ε and log loss: Pearson’s r = {relation.pearson:.3f}"
         f"{_without_worst(relation)}, Spearman’s ρ = {relation.spearman:.3f}. "
-        f"A loss ten times as high goes with an ε higher by {relation.slope * math.log(10):.2f}."
+        f"A loss ten times as high goes with an ε {'higher' if rise >= 0 else 'lower'} by "
+        f"{abs(rise):.2f}."
     )
     if relation.left_out:
         text += f" {relation.left_out} examples without a positive loss are left out."
@@ -130,13 +135,13 @@ def estimate(error: EstimateError) -> str:
     r = "" if a.pearson is None else f"Pearson’s r = {a.pearson:.4f}, "
     if error.reference == "every step":
         return (
-            f"For {a.n} random examples the norm of every step was recorded. Against their exact "
+            f"For {a.n:,} random examples the norm of every step was recorded. Against their exact "
             f"ε’s the estimates have {r}mean error {a.mean_error:.3f}, worst error "
             f"{a.worst_error:.3f}, and are {_by(a.bias)} on average."
         )
     return (
         f"No examples were followed at every step. With every second refresh left out, ε of "
-        f"{a.n} random examples changes by {a.mean_error:.3f} on average and "
+        f"{a.n:,} examples changes by {a.mean_error:.3f} on average and "
         f"{a.worst_error:.3f} at most ({r.rstrip(', ')}): a hint of how much the refreshes that "
         "were not made would have changed."
     )
@@ -173,7 +178,7 @@ def course(found: EpsilonCourse) -> str:
     return (
         f"After {found.steps[half]} of {found.steps[-1]} steps the worst case was "
         f"{worst[half]:.3f} of {worst[-1]:.3f}, and the median {median[half]:.3f} of "
-        f"{median[-1]:.3f}. From {found.n} random examples and refreshed norms alone."
+        f"{median[-1]:.3f}. From {found.n:,} examples and refreshed norms alone."
     )
 
 
@@ -194,8 +199,9 @@ def bounds(rows: list[BoundRow]) -> str:
         for row in rows
     ]
     return (
-        "; ".join(parts) + ". Same worst case, noise in proportion to C, and the norms of this "
-        "training: one with another C would see other models, so this shows a direction."
+        f"From {len(rows[0].epsilons):,} examples, {'; '.join(parts)}. Same worst case, noise in "
+        "proportion to C, and the norms of this training: one with another C would see other "
+        "models, so this shows a direction."
     )
 
 
@@ -229,11 +235,14 @@ def attack(found: Attack) -> str:
 
 
 def at_risk(found: Findings) -> list[GroupRow]:
-    """Groups of the main column that pay more than average with 95 % confidence, highest first."""
+    """Groups of the main column that pay notably more than average, highest first.
+
+    With 95 % confidence: it is the interval's low end that exceeds the average by 5 %.
+    """
     if found.main is None or not found.private:
         return []
     mean = float(found.epsilons.values.mean())
-    rows = [row for row in found.main if not row.small and row.interval.low > mean]
+    rows = [row for row in found.main if not row.small and row.interval.low > NOTABLE * mean]
     return sorted(rows, key=lambda row: -row.mean_epsilon)[:_NAMED]
 
 
@@ -242,7 +251,7 @@ def risk(row: GroupRow, found: Findings) -> str:
     name = named(found.main.by, row.group) if found.main else row.group
     text = (
         f"{name}: mean ε {row.mean_epsilon:.3f}, {percent(row.mean_epsilon / mean - 1, 0)} "
-        f"above the average of {mean:.3f}; {percent(row.at_worst_case)} of its {row.n} examples "
+        f"above the average of {mean:.3f}; {percent(row.at_worst_case)} of its {row.n:,} examples "
         "are at the worst case"
     )
     if row.test_accuracy is not None and found.accuracy is not None:
@@ -268,8 +277,9 @@ def advice(found: Findings) -> list[tuple[str, str]]:
         lines.append(
             (
                 "Choose the clip bound C",
-                f"Now C = {now.max_grad_norm:.3g}, and {percent(now.at_worst_case)} are at the "
-                f"worst case. C = {large.max_grad_norm:.3g} would leave about "
+                f"Now C = {now.max_grad_norm:.3g}, and {percent(now.at_worst_case)} of "
+                f"{len(now.epsilons):,} examples looked at are at the worst case. "
+                f"C = {large.max_grad_norm:.3g} would leave about "
                 f"{percent(large.at_worst_case)} there, with twice the noise; "
                 f"C = {small.max_grad_norm:.3g} would put {percent(small.at_worst_case)} there, "
                 "with half the noise and more gradients cut. Choose it before training, by a "
@@ -309,7 +319,7 @@ def sure(found: Findings) -> str:
     if found.estimate is not None:
         a = found.estimate.agreement
         if found.estimate.reference == "every step":
-            text += f" Checked on {a.n} examples: off by {a.mean_error:.3f} on average"
+            text += f" Checked on {a.n:,} examples: off by {a.mean_error:.3f} on average"
         else:
             text += f" Half of the refreshes would move them by {a.mean_error:.3f} on average"
         text += f", {a.worst_error:.3f} at most."
