@@ -78,11 +78,20 @@ class Chain:
     def close(self) -> None:
         self._connection.close()
 
-    def append(self, kind: str, facts: dict[str, Any], indices: bytes, norms: bytes) -> None:
-        """One more entry, on disk and anchored when this returns."""
+    def append(
+        self,
+        kind: str,
+        facts: dict[str, Any],
+        indices: bytes,
+        norms: bytes,
+        *,
+        anchored: bool = True,
+    ) -> None:
+        """One more entry, on disk when this returns; anchored then, or with a later one."""
         with self._connection:
             _insert(self._connection, kind, facts, indices, norms)
-        self._publish()
+        if anchored:
+            self._publish()
 
     def entries(self, *kinds: str) -> Iterator[Entry]:
         marks = ", ".join("?" * len(kinds))
@@ -118,6 +127,7 @@ class Chain:
         The file is written anew and takes the old one's place, so that whoever still reads the
         old one is not in the way.
         """
+        self._publish()
         if _live(self.path):
             draft = self.path.with_name(f".{self.path.name}.draft")
             draft.unlink(missing_ok=True)
