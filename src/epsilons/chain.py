@@ -53,6 +53,7 @@ class Chain:
         self.path = path
         self._anchor = anchor
         self._connection = _connect(path)
+        self._looked_up: dict[tuple[str, ...], tuple[int, Entry | None]] = {}
 
     @classmethod
     def create(
@@ -101,13 +102,19 @@ class Chain:
         return (Entry(number, kind, json.loads(facts)) for number, kind, facts in rows)
 
     def last(self, *kinds: str) -> Entry | None:
+        """The last entry of these kinds; only what was appended since the last call is read."""
+        seen, found = self._looked_up.get(kinds, (-1, None))
+        (newest,) = self._connection.execute("SELECT max(number) FROM entry").fetchone()
         marks = ", ".join("?" * len(kinds))
         row = self._connection.execute(
-            f"SELECT number, kind, facts FROM entry WHERE kind IN ({marks}) "
+            f"SELECT number, kind, facts FROM entry WHERE number > ? AND kind IN ({marks}) "
             "ORDER BY number DESC LIMIT 1",
-            kinds,
+            (seen, *kinds),
         ).fetchone()
-        return None if row is None else Entry(row[0], row[1], json.loads(row[2]))
+        if row is not None:
+            found = Entry(row[0], row[1], json.loads(row[2]))
+        self._looked_up[kinds] = (-1 if newest is None else newest, found)
+        return found
 
     def indices(self, number: int) -> bytes:
         return self._column("indices", number)
