@@ -145,6 +145,18 @@ def test_entries_that_a_crash_left_unanchored_are_no_fault(live):
     assert not found(live)
 
 
+def test_a_charge_without_anchor_is_on_disk_and_anchored_by_the_seal(tmp_path):
+    anchor = tmp_path / "anchor.json"
+    with Journal.create(tmp_path / "j", PLAN, anchor=anchor) as journal:
+        before = anchor.read_bytes()
+        journal.charge(0, anchored=False)
+        assert anchor.read_bytes() == before
+        with reopened(tmp_path) as other:
+            assert other.verify().steps == 1
+        journal.seal()
+        assert journal.verify()[:3] == (2, 1, True)
+
+
 def test_head_reveals_nothing_about_the_data(tmp_path):
     heads = set()
     for name in ("a", "b"):

@@ -53,6 +53,7 @@ class Chain:
         self.path = path
         self._anchor = anchor
         self._connection = _connect(path)
+        self._looked_up: dict[tuple[str, ...], tuple[int, Entry | None]] = {}
 
     @classmethod
     def create(
@@ -78,11 +79,20 @@ class Chain:
     def close(self) -> None:
         self._connection.close()
 
-    def append(self, kind: str, facts: dict[str, Any], indices: bytes, norms: bytes) -> None:
-        """One more entry, on disk and anchored when this returns."""
+    def append(
+        self,
+        kind: str,
+        facts: dict[str, Any],
+        indices: bytes,
+        norms: bytes,
+        *,
+        anchored: bool = True,
+    ) -> None:
+        """One more entry, on disk when this returns; anchored then, or with a later one."""
         with self._connection:
             _insert(self._connection, kind, facts, indices, norms)
-        self._publish()
+        if anchored:
+            self._publish()
 
     def entries(self, *kinds: str) -> Iterator[Entry]:
         marks = ", ".join("?" * len(kinds))
@@ -92,13 +102,19 @@ class Chain:
         return (Entry(number, kind, json.loads(facts)) for number, kind, facts in rows)
 
     def last(self, *kinds: str) -> Entry | None:
+        """The last entry of these kinds; only what was appended since the last call is read."""
+        seen, found = self._looked_up.get(kinds, (-1, None))
+        (newest,) = self._connection.execute("SELECT max(number) FROM entry").fetchone()
         marks = ", ".join("?" * len(kinds))
         row = self._connection.execute(
-            f"SELECT number, kind, facts FROM entry WHERE kind IN ({marks}) "
+            f"SELECT number, kind, facts FROM entry WHERE number > ? AND kind IN ({marks}) "
             "ORDER BY number DESC LIMIT 1",
-            kinds,
+            (seen, *kinds),
         ).fetchone()
-        return None if row is None else Entry(row[0], row[1], json.loads(row[2]))
+        if row is not None:
+            found = Entry(row[0], row[1], json.loads(row[2]))
+        self._looked_up[kinds] = (-1 if newest is None else newest, found)
+        return found
 
     def indices(self, number: int) -> bytes:
         return self._column("indices", number)
@@ -118,6 +134,7 @@ class Chain:
         The file is written anew and takes the old one's place, so that whoever still reads the
         old one is not in the way.
         """
+        self._publish()
         if _live(self.path):
             draft = self.path.with_name(f".{self.path.name}.draft")
             draft.unlink(missing_ok=True)

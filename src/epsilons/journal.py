@@ -166,11 +166,12 @@ class Journal:
             raise ValueError(f"not all steps from {first} on are charged; charge them first")
         self._chain.append(kind, facts, *blobs)
 
-    def charge(self, first: int, last: int | None = None) -> None:
+    def charge(self, first: int, last: int | None = None, *, anchored: bool = True) -> None:
         """Steps `first` to `last`, both included: every example pays for each of them.
 
         To be called before anyone can see what the steps release. Charging the latest range again
-        changes nothing; no step can be skipped, nor paid twice except after `restart`.
+        changes nothing; no step can be skipped, nor paid twice except after `restart`. Publishing
+        the anchor costs more than the entry: with `anchored=False` the next entry, or `seal`, does.
         """
         last = first if last is None else last
         latest = self._latest("charge")
@@ -187,7 +188,7 @@ class Journal:
         if any(self.plan.refresh_due(step) for step in range(first + 1, last + 1)):
             raise ValueError(f"steps {first} to {last} cross a refresh; charge them apart")
         facts = {"first": first, "last": last, **_constants(self.plan.phase(first))}
-        self._chain.append("charge", facts, b"", b"")
+        self._chain.append("charge", facts, b"", b"", anchored=anchored)
 
     def restart(self, step: int) -> None:
         """Go back to `step`: what is charged from here on is paid again, by everyone."""

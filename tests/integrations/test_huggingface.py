@@ -96,6 +96,23 @@ def test_a_trainer_under_opacus(tmp_path):
     assert callback.epsilons().values.shape == (N,)
 
 
+def test_the_trainers_own_loader_is_refused(tmp_path):
+    model = transformer()
+    _, hooks, optimizer, _ = private(model)
+    callback = IndividualPrivacy(hooks, loss_fn, out=tmp_path / "run")
+    trainer = transformers.Trainer(
+        model=model, optimizers=(optimizer, None), callbacks=[callback],
+        train_dataset=Sentences(),
+        args=transformers.TrainingArguments(
+            output_dir=str(tmp_path / "hf"), max_steps=2, report_to=[], use_cpu=True,
+            save_strategy="no", logging_strategy="no", disable_tqdm=True,
+        ),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"Sampler.*, not by Poisson sampling"):
+        trainer.train()
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_loop_with_accelerate(tmp_path):
     model = transformer()
     engine, hooks, optimizer, loader = private(model)

@@ -66,4 +66,6 @@ def _part(path: Path, arrays: dict[str, NDArray[Any]]) -> Part:
     }
     examples = Examples(arrays.get("ids", np.arange(len(y))), arrays.get("owners"), groups)
     inputs = torch.from_numpy(x.astype(np.float32) / np.float32(scale))
+    if not bool(inputs.isfinite().all()):
+        raise ValueError(f"{path} has values in x that are not finite; expected numbers")
     return Part(inputs, y.astype(np.int64), examples)

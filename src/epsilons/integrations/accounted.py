@@ -84,7 +84,7 @@ class Accounted:
                     seed=step,
                 )
             journal.record(step, norms * (1 + NORM_ERROR) + self._margin)
-        journal.charge(step)
+        journal.charge(step, anchored=norms is not None)
         return norms
 
     def epsilons(self, delta: float | None = None) -> Epsilons:

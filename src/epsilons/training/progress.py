@@ -25,13 +25,16 @@ def training_bar(
     column = TextColumn("{task.fields[facts]}")
     with counting("training", last, column, facts="") as show:
         every = max(1, last // _UPDATES)
-        epsilon, accuracy = 0.0, None
+        accuracy: float | None = None
+        epsilon, until = 0.0, 0
 
         def advance(done: int, loss: float, right: float | None, refresh: float) -> None:
-            nonlocal epsilon, accuracy
+            nonlocal epsilon, until, accuracy
             accuracy = accuracy if right is None else right
-            if done % every == 0 or done == last:
-                epsilon = plan.worst_case(steps=done)
+            if done > until:
+                # of a step ahead, so that what is shown is never too small
+                until = min(last, done - 1 + every)
+                epsilon = plan.worst_case(steps=until)
             facts = [f"loss {loss:.3f}", f"ε so far {epsilon:.2f}", f"refresh {refresh:.1f} s"]
             if accuracy is not None:
                 facts.insert(1, f"accuracy {accuracy:.1%}")
