@@ -71,13 +71,16 @@ def main() -> None:
 
 
 def main_of(act: Callable[[], object]) -> None:
-    """Act; wrong input is one sentence on stderr and exit code 2."""
+    """Act; wrong input is one sentence on stderr and exit code 2, Ctrl-C is exit code 130."""
     talk = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     try:
         act()
     except (ValueError, OSError) as error:
         talk.print(f"error: {error}")
         sys.exit(2)
+    except KeyboardInterrupt as stopped:
+        talk.print(f"{stopped}" if str(stopped) else "stopped")
+        sys.exit(130)
 
 
 def _print_version(asked: bool) -> None:
