@@ -18,7 +18,8 @@ import torch
 from matplotlib import rc_context
 
 from experiments.catalogue import EXPERIMENTS
-from experiments.lab import Lab, forget, machine
+from experiments.lab import Lab, machine
+from experiments.recipes import Recipe
 
 STYLE = {"font.size": 8.5, "svg.hashsalt": "epsilons", "savefig.dpi": 110}
 
@@ -51,7 +52,7 @@ def conduct(
     needed = list(dict.fromkeys(run for name in possible for run in EXPERIMENTS[name].RUNS))
     if again:
         for run in needed:
-            forget(lab, run)
+            lab.forget(run)
     with _Trainings(lab, needed, workers) as trainings:
         for name in possible:
             trainings.wait_for(EXPERIMENTS[name].RUNS)
@@ -62,18 +63,24 @@ class _Trainings:
     """Trainings by other processes, in the order given; with one worker, here and on demand."""
 
     def __init__(self, lab: Lab, needed: Sequence[str], workers: int) -> None:
-        self.lab, self.waiting = lab, {}
+        self.lab = lab
+        self.waiting: dict[tuple[Recipe, int], Future[None]] = {}
         self.pool: ProcessPoolExecutor | None = None
         if workers > 1:
             threads = max(1, (os.cpu_count() or 1) // workers)
             self.pool = ProcessPoolExecutor(
                 workers, multiprocessing.get_context("spawn"), torch.set_num_threads, (threads,)
             )
-            self.waiting: dict[tuple[str, int], Future[None]] = {
-                (name, seed): self.pool.submit(_train, lab, name, seed)
-                for name in needed
-                for seed in lab.recipes[name].seeds
-            }
+            for name in needed:
+                for seed in lab.recipes[name].seeds:
+                    self._submit(name, seed)
+
+    def _submit(self, name: str, seed: int) -> None:
+        """Have a run trained, unless it is under way by another of its names."""
+        assert self.pool is not None
+        key = self.lab.recipes[name], seed
+        if key not in self.waiting:
+            self.waiting[key] = self.pool.submit(_train, self.lab, name, seed)
 
     def wait_for(self, names: Sequence[str]) -> None:
         for name in names:
@@ -81,7 +88,7 @@ class _Trainings:
                 if self.pool is None:
                     _train(self.lab, name, seed)
                 else:
-                    self.waiting[name, seed].result()
+                    self.waiting[self.lab.recipes[name], seed].result()
 
     def __enter__(self) -> _Trainings:
         return self

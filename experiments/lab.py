@@ -81,8 +81,17 @@ class Lab:
     def source(self, name: str) -> Data:
         return source(self.recipes[name], self.data, self.out / "cache")
 
+    def forget(self, name: str) -> None:
+        """Remove the runs of a training."""
+        for seed in self.recipes[name].seeds:
+            path = self._path(name, seed)
+            shutil.rmtree(path, ignore_errors=True)
+            _facts_file(path).unlink(missing_ok=True)
+
     def _path(self, name: str, seed: int) -> Path:
-        return self.folder / "runs" / f"{name}-{seed}"
+        """A recipe that has two names is trained once, under the first of them."""
+        first = next(n for n, recipe in self.recipes.items() if recipe == self.recipes[name])
+        return self.folder / "runs" / f"{first}-{seed}"
 
 
 @lru_cache(maxsize=64)
@@ -174,14 +183,6 @@ def _agrees(path: Path, recipe: Recipe, seed: int) -> bool:
             f"{wanted.get(key)!r}; give another --out, or --again"
         )
     return True
-
-
-def forget(lab: Lab, name: str) -> None:
-    """Remove the runs of a training."""
-    for seed in lab.recipes[name].seeds:
-        path = lab.folder / "runs" / f"{name}-{seed}"
-        shutil.rmtree(path, ignore_errors=True)
-        _facts_file(path).unlink(missing_ok=True)
 
 
 def machine() -> dict[str, Any]:

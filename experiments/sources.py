@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,10 @@ def source(recipe: Recipe, folder: Path | None, cache: Path) -> Data:
     if lacking:
         raise ValueError(lacking)
     data = _whole(recipe.data, folder, cache, recipe.verified)
-    if recipe.n is None or recipe.n == len(data.examples):
+    if recipe.n_test is not None and data.test is not None and data.test_examples is not None:
+        held = fewer(Data(data.test, data.test_examples), recipe.n_test, SUBSET_SEED)
+        data = replace(data, test=held.train, test_examples=held.examples)
+    if recipe.n is None or recipe.n >= len(data.examples):
         return data
     return fewer(data, recipe.n, SUBSET_SEED)
 
