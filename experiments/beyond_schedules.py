@@ -19,22 +19,25 @@ SCHEDULES = ("early", "uniform")
 
 def numbers(lab: Lab) -> dict[str, Any]:
     """Mean and worst absolute error against the number of passes over the data, by seed."""
-    found: dict[str, Any] = {}
-    for name in RUNS:
-        runs = lab.runs(name)
-        plan = runs[0].plan
-        found[name] = {
-            schedule: {
-                str(m): [
-                    {"mean": a.mean_error, "worst": a.worst_error, "bias": a.bias}
-                    for a in (refreshed(run, m / plan.epochs, schedule) for run in runs)
-                ]
-                for m in PASSES
-                if m <= plan.steps
-            }
-            for schedule in SCHEDULES
+    return {name: _errors(lab, name) for name in RUNS}
+
+
+def _errors(lab: Lab, name: str) -> dict[str, Any]:
+    runs = lab.runs(name)
+    plan = runs[0].plan
+    passes = [m for m in PASSES if m <= plan.steps]
+    asked = [(m / plan.epochs, schedule) for schedule in SCHEDULES for m in passes]
+    each = [iter(refreshed(run, asked)) for run in runs]
+    return {
+        schedule: {
+            str(m): [
+                {"mean": a.mean_error, "worst": a.worst_error, "bias": a.bias}
+                for a in map(next, each)
+            ]
+            for m in passes
         }
-    return found
+        for schedule in SCHEDULES
+    }
 
 
 def picture(lab: Lab, found: dict[str, Any], file: Path) -> None:
@@ -48,7 +51,8 @@ def picture(lab: Lab, found: dict[str, Any], file: Path) -> None:
             spans = [errors.mean(1) - errors.min(1), errors.max(1) - errors.mean(1)]
             axes.errorbar(passes, errors.mean(1), spans, marker=mark, capsize=2, label=schedule)
         axes.set_xscale("log")
-        axes.set_yscale("log")
+        if errors.min() > 0:
+            axes.set_yscale("log")
         axes.set_title(name, fontsize=9)
         axes.set_xlabel("passes over the data")
         axes.set_ylabel("mean |error| of ε")

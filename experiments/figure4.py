@@ -24,7 +24,8 @@ def numbers(lab: Lab) -> dict[str, Any]:
 
 def agreements(lab: Lab, name: str) -> dict[str, list[dict[str, Any]]]:
     """For each γ and seed: Pearson's r, mean and worst absolute error."""
-    return {str(g): [asdict(refreshed(run, g)) for run in lab.runs(name)] for g in GAMMAS}
+    each = [refreshed(run, [(g, "uniform") for g in GAMMAS]) for run in lab.runs(name)]
+    return {str(g): [asdict(found[k]) for found in each] for k, g in enumerate(GAMMAS)}
 
 
 def picture(lab: Lab, found: dict[str, Any], file: Path) -> None:

@@ -67,7 +67,7 @@ def _cpu() -> dict[str, Recipe]:
     are there.
     """
     mnist = Recipe(
-        data="mnist", network="tanh_cnn", n=60_000, batch=1024, epochs=6, epsilon=2.4, rate=0.2,
+        data="mnist", network="tanh_cnn", n=60_000, batch=1024, epochs=4, epsilon=2.4, rate=0.2,
         momentum=0.9, refreshes_per_epoch=1, follow=1000, seeds=FOUR_SEEDS,
     )  # fmt: skip
     cifar10 = Recipe(
@@ -76,10 +76,10 @@ def _cpu() -> dict[str, Recipe]:
         seeds=FOUR_SEEDS,
     )  # fmt: skip
     cnn = Recipe(
-        data="cifar10", network="tanh_cnn", n=50_000, batch=2048, epochs=6, epsilon=7.8, bound=1.0,
+        data="cifar10", network="tanh_cnn", n=50_000, batch=2048, epochs=5, epsilon=7.8, bound=1.0,
         rate=0.1, momentum=0.9, refreshes_per_epoch=1, follow=1000,
     )  # fmt: skip
-    attacked = cnn.but(n=10_000, batch=1024, epochs=20, follow=0)
+    attacked = cnn.but(n=10_000, batch=1024, epochs=15, follow=0)
     adult = Recipe(
         data="adult", network="logistic", batch=1024, epochs=20, epsilon=2.4, rate=0.5,
         momentum=0.9, refreshes_per_epoch=1, follow=1000, micro_batch=4096, seeds=FOUR_SEEDS,
@@ -98,22 +98,22 @@ def _cpu() -> dict[str, Recipe]:
         "cifar10-cnn": cnn,
         "cifar10-hinge": cifar10.but(loss="hinge", seeds=(1,)),
         "cifar10-every-step": cifar10.but(
-            refreshes_per_epoch=None, refresh_every=1, rounding=None, **once
+            epochs=10, refreshes_per_epoch=None, refresh_every=1, rounding=None, **once
         ),
         **{f"cifar10-{x}M": cifar10.but(bound=None, factor=x, **once) for x in FACTORS},
         **{f"cifar10-C{x}": cifar10.but(bound=float(x), **once) for x in BOUNDS},
         "cifar10-attacked": attacked,
-        "cifar10-plain": _plain(attacked).but(epochs=40, batch=128, rate=0.02),
+        "cifar10-plain": _plain(attacked).but(epochs=30, batch=128, rate=0.02),
         "adult": adult,
         "adult-unaccounted": adult.but(refreshes_per_epoch=None, **once),
         "utkface-gender": faces,
         "utkface-age": faces.but(data="utkface-age"),
         "resnet20": mnist.but(
-            network="resnet20", n=2_000, n_test=2_000, batch=256, epochs=5, epsilon=8.0, rate=0.2,
+            network="resnet20", n=1_500, n_test=1_000, batch=256, epochs=4, epsilon=8.0, rate=0.2,
             follow=0, seeds=(1,), micro_batch=128,
         ),
         "wrn16-4": cnn.but(
-            network="wrn16_4", n=500, n_test=1_000, batch=128, epochs=3, epsilon=20.0, rate=0.2,
+            network="wrn16_4", n=300, n_test=500, batch=100, epochs=2, epsilon=20.0, rate=0.2,
             follow=0, micro_batch=64,
         ),
     }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,17 +31,29 @@ def priced(
     )  # fmt: skip
 
 
-def refreshed(run: Run, per_epoch: float, schedule: str = "uniform") -> Agreement:
-    """Agreement with the exact ε of the followed examples, refreshed so many times per epoch.
+def refreshed(run: Run, asked: Sequence[tuple[float, str]]) -> list[Agreement]:
+    """Agreement with the exact ε of the followed examples, for each (γ, schedule) asked for.
 
-    Both are rounded as the run's plan says, so that refreshing is all that differs.
+    All are rounded as the run's plan says, so that refreshing is all that differs; and priced in
+    one go, since a table of prices is what takes time.
     """
-    plan = dataclasses.replace(
-        run.plan, refreshes_per_epoch=per_epoch, refresh_every=None, refresh_schedule=schedule
-    )
+    plan = run.plan
     _, norms = run.journal.followed()
-    steps = np.array(plan.refresh_steps)
-    rounded = dict(rounding=plan.rounding, levels=plan.levels)
-    estimate = priced(run, norms[steps], np.diff(np.append(steps, len(norms))), **rounded)
-    exact = priced(run, norms, np.ones(len(norms), dtype=np.int64), **rounded)
-    return Agreement.of(estimate.values, exact.values)
+    held = np.zeros((len(norms), 1 + len(asked)), dtype=np.int64)
+    held[:, 0] = 1
+    for column, (per_epoch, schedule) in enumerate(asked, start=1):
+        other = dataclasses.replace(
+            plan,
+            refreshes_per_epoch=per_epoch,
+            refresh_every=None,
+            refresh_schedule=schedule,  # type: ignore[arg-type]
+        )
+        steps = np.array(other.refresh_steps)
+        held[steps, column] = np.diff(np.append(steps, len(norms)))
+    m = norms.shape[1]
+    table = np.tile(norms, held.shape[1])
+    together = priced(
+        run, table, np.repeat(held, m, axis=1), rounding=plan.rounding, levels=plan.levels
+    )
+    exact, *others = np.split(together.values, held.shape[1])
+    return [Agreement.of(estimate, exact) for estimate in others]
