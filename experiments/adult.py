@@ -55,7 +55,8 @@ def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
         Row("Remark", "accounting on or off, the same seed gives the same weights", "it does",
             "bit-identical" if found["same_weights"] else "different", size, found["same_weights"]),
         Row("Adult", "share at the worst case, and lowest ε", "UTK-gender: 0.1 … 4.5",
-            f"{spread(found['at_worst_case'], 1, 100)} %, {spread(found['lowest'], 2)}", size, None),
+            f"{spread(found['at_worst_case'], 1, 100)} %, {spread(found['lowest'], 2)}", size,
+            None),
     ]  # fmt: skip
     for by in COLUMNS:
         groups = found["groups"][by]
@@ -72,9 +73,7 @@ def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
         figure4.row(each, "Adult", f"γ = {gamma}", size)
         for gamma, each in found["agreement"].items()
     ]
-    result.append(
-        figure5.row(found["relation"], "Adult", "Adult", "> 0.9", size, figure5.PAPER)
-    )
+    result.append(figure5.row(found["relation"], "Adult", "Adult", "> 0.9", size, figure5.PAPER))
     attack = mean(found["attack"])
     result.append(
         Row("Adult", "with DP: success of the loss-threshold attack", "≈ 50 %",

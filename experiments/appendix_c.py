@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
     size = scale(facts[RUNS[0]])
     at = {x: found[str(x)]["at_worst_case"] for x in FACTORS}
     accuracy = {x: found[str(x)]["test_accuracy"] for x in FACTORS}
-    falls = all(at[a] >= at[b] for a, b in zip(FACTORS, FACTORS[1:], strict=False))
+    falls = all(at[a] >= at[b] for a, b in pairwise(FACTORS))
     result = [
         Row("App. C", "share at the worst case falls with C", "~70 % at 0.1M … ~2 % at 1.5M",
             ", ".join(f"{100 * at[x]:.1f} % at {x}M" for x in FACTORS), size, falls),

@@ -56,12 +56,14 @@ def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
     plain, private = (found[name] for name in RUNS)
     hard, easy = _two(found["mean_epsilon"])
     names = sorted(found["mean_epsilon"])
-    ranks = spearmanr([found["mean_epsilon"][g] for g in names], [plain["groups"][g] for g in names])
+    ranks = spearmanr(
+        [found["mean_epsilon"][g] for g in names], [plain["groups"][g] for g in names]
+    )
     most = max(abs(s - 0.5) for s in private["groups"].values())
     return [
         Row("App. D", "without DP: success on the class of worst and of best ε",
             "Cat 79.7 %, Ship 61.4 %",
-            f"{hard} {100 * plain['groups'][hard]:.1f} %, {easy} {100 * plain['groups'][easy]:.1f} %",
+            ", ".join(f"{g} {100 * plain['groups'][g]:.1f} %" for g in (hard, easy)),
             scale(facts[RUNS[0]]), plain["groups"][hard] > plain["groups"][easy]),
         Row("App. D", "without DP: rank correlation of mean ε (with DP) and success", "positive",
             f"{float(np.asarray(ranks.statistic)):.2f}", scale(facts[RUNS[0]]),

@@ -20,11 +20,11 @@ DIRECTIONS = 8
 CELL = 4  # pixels
 ENERGY = 0.05  # a flat patch stays flat: contrast below it is not blown up
 CHUNK = 2000
-WIDTH = 1264
+WIDTH = 1088
 
 
 def with_features(data: Data) -> Data:
-    """The same data set, its pictures (3, 32, 32) replaced by their features (1264,)."""
+    """The same data set, its pictures (3, 32, 32) replaced by their features (1088,)."""
     return Data(
         _replaced(data.train),
         data.examples,
@@ -36,7 +36,7 @@ def with_features(data: Data) -> Data:
 
 
 def features(pictures: Tensor) -> Tensor:
-    """(n, 1264) features of pictures (n, 3, 32, 32) in [−1, 1]; of Euclidean norm 1.
+    """(n, 1088) features of pictures (n, 3, 32, 32) in [−1, 1]; of Euclidean norm 1.
 
     Half-wave rectified derivatives in eight directions, summed over overlapping cells and divided
     by the local contrast (Lowe 2004, Dalal and Triggs 2005), of brightness at two scales and of

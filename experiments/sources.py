@@ -48,7 +48,7 @@ def missing(name: str, folder: Path | None) -> str | None:
 
 
 def source(recipe: Recipe, folder: Path | None, cache: Path) -> Data:
-    """The data set of the recipe; `cache` keeps features, which take a minute to compute."""
+    """The data set of the recipe; `cache` keeps features, which take half a minute to compute."""
     lacking = missing(recipe.data, folder)
     if lacking:
         raise ValueError(lacking)

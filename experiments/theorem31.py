@@ -41,7 +41,9 @@ def by_definition(run: Run, chosen: NDArray[np.int64]) -> NDArray[np.float64]:
     for step in run.journal.refreshes:
         norms = np.minimum(run.journal.norms(step)[chosen], run.plan.max_grad_norm)
         total += sampled_gaussian_rdp(run.plan.noise_std / norms, run.plan.sample_rate, ORDERS)
-    return np.array([float(rdp_epsilon(ORDERS, row, run.plan.delta, "rdp-classic")) for row in total])
+    return np.array(
+        [float(rdp_epsilon(ORDERS, row, run.plan.delta, "rdp-classic")) for row in total]
+    )
 
 
 def picture(lab: Lab, found: dict[str, Any], file: Path) -> None:
