@@ -1,7 +1,4 @@
-"""Adult (race and sex): the demographic experiment that everyone can run; UTKFace needs a folder.
-
-Also the paper's remark: the same seed gives the same weights with accounting on and off.
-"""
+"""Adult (race and sex): the demographic experiment that everyone can run; UTKFace needs a folder."""
 
 from __future__ import annotations
 
@@ -15,9 +12,8 @@ from epsilons.analysis.figures import epsilon_histogram, group_bars
 from experiments import figure2, figure4, figure5
 from experiments.lab import Lab, epsilons_of
 from experiments.rows import Row, mean, scale, spread
-from experiments.theorem31 import same_weights
 
-RUNS = ("adult", "adult-unaccounted")
+RUNS = ("adult",)
 COLUMNS = ("race", "sex", "class")
 
 
@@ -32,10 +28,6 @@ def numbers(lab: Lab) -> dict[str, Any]:
         "agreement": figure4.agreements(lab, "adult"),
         "relation": figure5.relations(lab, "adult"),
         "attack": [loss_threshold_attack(r.examples, r.test).everyone.success for r in runs],
-        "same_weights": same_weights(
-            lab.model("adult", runs[0]),
-            lab.model("adult-unaccounted", lab.runs("adult-unaccounted")[0]),
-        ),
     }
 
 
@@ -52,8 +44,6 @@ def picture(lab: Lab, found: dict[str, Any], file: Path) -> None:
 def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
     size = scale(facts["adult"])
     result = [
-        Row("Remark", "accounting on or off, the same seed gives the same weights", "it does",
-            "bit-identical" if found["same_weights"] else "different", size, found["same_weights"]),
         Row("Adult", "share at the worst case, and lowest ε", "UTK-gender: 0.1 … 4.5",
             f"{spread(found['at_worst_case'], 1, 100)} %, {spread(found['lowest'], 2)}", size,
             None),

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from epsilons.analysis import bounds_of_runs
+from epsilons.analysis import BoundRow
 from epsilons.analysis.figures import bound_groups, bound_histograms
 from experiments.lab import Lab, epsilons_of
 from experiments.presets import FACTORS
@@ -38,7 +38,10 @@ def numbers(lab: Lab) -> dict[str, Any]:
 
 
 def picture(lab: Lab, found: dict[str, Any], file: Path) -> None:
-    rows = bounds_of_runs([lab.runs(name)[0] for name in RUNS], BY)
+    rows = []
+    for factor, name in zip(FACTORS, RUNS, strict=True):
+        part, (run,) = found[str(factor)], lab.runs(name)
+        rows.append(BoundRow(part["bound"], epsilons_of(run), part["groups"], name=f"{factor}M"))
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     bound_histograms(left, rows)

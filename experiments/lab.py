@@ -73,10 +73,11 @@ class Lab:
         found = [json.loads(_facts_file(self._path(name, s)).read_text()) for s in recipe.seeds]
         return {**recipe.settings(), "found": [entry["found"] for entry in found]}
 
-    def model(self, name: str, run: Run) -> dict[str, torch.Tensor]:
-        """The weights that a run ended with."""
-        weights: dict[str, torch.Tensor] = torch.load(run.model_file, weights_only=True)
-        return weights
+    def weights(self, name: str) -> dict[str, torch.Tensor]:
+        """The weights that a training ended with, of its first seed."""
+        run = self.run(name, self.recipes[name].seeds[0])
+        found: dict[str, torch.Tensor] = torch.load(run.model_file, weights_only=True)
+        return found
 
     def source(self, name: str) -> Data:
         return source(self.recipes[name], self.data, self.out / "cache")

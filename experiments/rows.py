@@ -45,12 +45,14 @@ class Row:
 
 
 def spread(values: Sequence[float], digits: int = 2, factor: float = 1.0) -> str:
-    """Mean ± standard deviation over seeds; of one seed the value alone.
+    """Mean ± standard deviation over seeds; of one seed the value alone, of none a dash.
 
     >>> spread([0.97, 0.98], 1, 100)
     '97.5 ± 0.7'
     """
     found = factor * np.asarray(values, dtype=float)
+    if not len(found):
+        return "–"
     shown = f"{found.mean():.{digits}f}"
     return shown if len(found) < 2 else f"{shown} ± {found.std(ddof=1):.{digits}f}"
 
@@ -66,4 +68,5 @@ def scale(facts: Mapping[str, Any]) -> str:
 
 
 def mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
+    """The mean; of nothing, not a number."""
+    return float(np.mean(values)) if len(values) else float("nan")
