@@ -1,4 +1,4 @@
-"""Adult (race and sex): the demographic experiment that everyone can run; UTKFace needs a folder."""
+"""Adult by race and sex: the demographic experiment that everyone can run."""
 
 from __future__ import annotations
 
