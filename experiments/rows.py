@@ -60,7 +60,7 @@ def spread(values: Sequence[float], digits: int = 2, factor: float = 1.0) -> str
 def scale(facts: Mapping[str, Any]) -> str:
     """Data, size, network, length and seeds of a training in a few words."""
     n, seeds = facts["found"][0]["n"], len(facts["seeds"])
-    length = f"{facts['epochs']:g} epochs" if facts["epochs"] != 1 else "1 epoch"
+    length = f"{facts['epochs']:g} epoch{'s' if facts['epochs'] != 1 else ''}"
     return (
         f"{DATA[facts['data']]}, n = {n:,}, {NETWORKS[facts['network']]}, {length}, "
         f"{seeds} seed{'s' if seeds > 1 else ''}"
