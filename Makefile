@@ -3,12 +3,13 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit browser slow soak mnist bench clean
+.PHONY: help setup demo test lint types unit browser slow soak mnist experiments bench clean
 
 DATA ?= .data
+PRESET ?= smoke
 
 help:  ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup: $(READY)  ## create .venv with everything that development needs
 
@@ -49,9 +50,12 @@ mnist: setup  ## all 60,000 examples, both clippings, from the folder DATA (defa
 	$(BIN)/python experiments/mnist.py $(DATA) runs/mnist-rarely --refreshes-per-epoch 0.334 --epochs 9
 	$(BIN)/python experiments/mnist.py $(DATA) runs/mnist-followed --follow 1000 --epochs 15
 
+experiments: setup  ## the paper's tables and figures, preset PRESET (default smoke), from DATA
+	$(BIN)/python -m experiments all --preset $(PRESET) --data $(DATA)
+
 bench: setup  ## every figure of speed beside its peer
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 clean:  ## remove what the commands above made, except runs/
 	rm -rf .venv .data .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests benchmarks experiments -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -80,6 +80,18 @@ def test_only_the_torch_rooms_import_torch(file):
         assert not {name for name in imports(file) if name.split(".")[0] == "torch"}
 
 
+@pytest.mark.parametrize("file", sorted((ROOT / "experiments").glob("*.py")), ids=lambda f: f.name)
+def test_experiments_use_public_names_alone(file):
+    """What an experiment imports of `epsilons` is a name that its room gives out."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "epsilons":
+            room = ROOT / "src" / Path(*str(node.module).split(".")) / "__init__.py"
+            assert room.is_file(), f"{file.name} imports from {node.module}"
+            given = room.read_text(encoding="utf-8").partition("__all__")[2]
+            for alias in node.names:
+                assert f'"{alias.name}"' in given, f"{file.name} imports {alias.name}"
+
+
 def test_importing_the_package_finds_no_torch():
     code = "import epsilons, sys; print([m for m in sys.modules if m.split('.')[0] == 'torch'])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,0 +1,38 @@
+"""Made-up people and faces, in the files and names of the real data sets."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+PEOPLE, HELD_OUT, FACES = 1200, 400, 120
+RACES = ("White", "Black", "Asian-Pac-Islander")
+
+
+@pytest.fixture(scope="session")
+def made_up(tmp_path_factory):
+    """A folder as `--data` takes it: adult/adult.data, adult/adult.test, UTKFace/*.jpg."""
+    folder = tmp_path_factory.mktemp("data")
+    generator = np.random.default_rng(0)
+    (folder / "adult").mkdir()
+    (folder / "adult" / "adult.data").write_text(_people(PEOPLE, "", generator))
+    (folder / "adult" / "adult.test").write_text("|1x3\n" + _people(HELD_OUT, ".", generator))
+    (folder / "UTKFace").mkdir()
+    for k in range(FACES):
+        gender, race, age = k % 2, k % 5, int(generator.integers(1, 90))
+        name = f"{age}_{gender}_{race}_201701162030{k:05d}.jpg.chip.jpg"
+        pixels = generator.integers(60 * gender, 180 + 60 * gender, (40, 40, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "UTKFace" / name)
+    return folder
+
+
+def _people(n, stop, generator):
+    lines = []
+    for _ in range(n):
+        years = int(generator.integers(1, 17))
+        rich = generator.random() < years / 20
+        lines.append(
+            f"{generator.integers(17, 91)}, Private, 77516, Bachelors, {years}, Divorced, Sales, "
+            f"Wife, {generator.choice(RACES)}, {generator.choice(['Female', 'Male'])}, 0, 0, "
+            f"{generator.integers(1, 100)}, United-States, {'>50K' if rich else '<=50K'}{stop}"
+        )
+    return "\n".join(lines) + "\n"
