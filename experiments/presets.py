@@ -130,8 +130,8 @@ def _smoke() -> dict[str, Recipe]:
     once = dict(follow=0, seeds=(1,))
     pictures = digits.but(data="digits-pictures", n=200, batch=64, epochs=1, rate=0.1, seeds=(1,))
     people = digits.but(data="adult", verified=False)
-    faces = people.but(
-        data="utkface-gender", n=None, network="resnet20", batch=8, epochs=1, follow=10
+    faces = pictures.but(
+        data="utkface-gender", n=None, network="resnet20", batch=8, follow=4, refreshes_per_epoch=1
     )
     return {
         "mnist": digits.but(epsilon=4.0),
