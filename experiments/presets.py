@@ -39,6 +39,7 @@ def _paper() -> dict[str, Recipe]:
         "mnist": mnist,
         "cifar10": cifar10,
         "cifar10-cnn": cifar10.but(network="tanh_cnn", rate=1.0),
+        "cifar10-cnn-C1": cifar10.but(network="tanh_cnn", rate=1.0),
         "cifar10-hinge": cifar10.but(loss="hinge"),
         "cifar10-every-step": cifar10.but(
             refreshes_per_epoch=None, refresh_every=1, rounding=None, follow=0
@@ -77,11 +78,12 @@ def _cpu() -> dict[str, Recipe]:
         seeds=FOUR_SEEDS,
     )  # fmt: skip
     cifar10 = cifar10_once.but(refreshes_per_epoch=3)
-    cnn = Recipe(
+    cnn_once = Recipe(
         data="cifar10", network="tanh_cnn", n=50_000, batch=2048, epochs=5, epsilon=7.8, bound=1.0,
         rate=0.1, momentum=0.9, refreshes_per_epoch=1, follow=1000,
     )  # fmt: skip
-    attacked = cnn.but(n=10_000, batch=1024, epochs=15, follow=0)
+    cnn = cnn_once.but(bound=None, rate=0.2, refreshes_per_epoch=3)
+    attacked = cnn_once.but(n=10_000, batch=1024, epochs=15, follow=0)
     adult = Recipe(
         data="adult", network="logistic", batch=1024, epochs=20, epsilon=2.4, rate=0.5,
         momentum=0.9, follow=1000, micro_batch=4096, seeds=FOUR_SEEDS,
@@ -98,6 +100,7 @@ def _cpu() -> dict[str, Recipe]:
         "cifar10-common": cifar10_once,
         "cifar10-individual": cifar10_once.but(clipping="individual", follow=0),
         "cifar10-cnn": cnn,
+        "cifar10-cnn-C1": cnn_once,
         "cifar10-hinge": cifar10_once.but(loss="hinge", seeds=(1,)),
         "cifar10-every-step": cifar10_once.but(
             epochs=10, refreshes_per_epoch=None, refresh_every=1, rounding=None, **once
@@ -114,7 +117,7 @@ def _cpu() -> dict[str, Recipe]:
             network="resnet20", n=1_500, n_test=1_000, batch=256, epochs=4, epsilon=8.0, rate=0.2,
             follow=0, seeds=(1,), micro_batch=128,
         ),
-        "wrn16-4": cnn.but(
+        "wrn16-4": cnn_once.but(
             network="wrn16_4", n=300, n_test=500, batch=100, epochs=2, epsilon=20.0, rate=0.2,
             follow=0, micro_batch=64,
         ),
@@ -130,13 +133,14 @@ def _smoke() -> dict[str, Recipe]:
     once = dict(follow=0, seeds=(1,))
     pictures = digits.but(data="digits-pictures", n=200, batch=64, epochs=1, rate=0.1, seeds=(1,))
     people = digits.but(data="adult", verified=False)
-    faces = people.but(
-        data="utkface-gender", n=None, network="resnet20", batch=8, epochs=1, follow=10
+    faces = pictures.but(
+        data="utkface-gender", n=None, network="resnet20", batch=8, follow=4, refreshes_per_epoch=1
     )
     return {
         "mnist": digits.but(epsilon=4.0),
         "cifar10": digits,
         "cifar10-cnn": pictures.but(network="tanh_cnn"),
+        "cifar10-cnn-C1": pictures.but(network="tanh_cnn"),
         "cifar10-hinge": digits.but(loss="hinge", seeds=(1,)),
         "cifar10-every-step": digits.but(
             refreshes_per_epoch=None, refresh_every=1, rounding=None, **once

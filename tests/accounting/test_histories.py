@@ -74,6 +74,14 @@ def test_a_norm_on_a_level_stays_there(bound, levels, dtype):
         assert (found == np.eye(levels + 1) * UNIT).all()
 
 
+@given(st.floats(1e-3, 1e3), st.integers(1, 300))
+def test_the_last_level_is_the_bound_to_the_last_bit(bound, levels):
+    """C·B/B rounds to above C for every eighth C at 100 levels: individual clipping to the highest
+    level was refused in the middle of a run, because it exceeded the bound."""
+    assert level_norms(bound, levels)[-1] == bound
+    assert clipping_thresholds([2 * bound], bound, levels)[0] == bound
+
+
 @pytest.mark.parametrize("levels", [3, 100, 256])
 def test_a_norm_just_above_a_level_is_rounded_up_to_the_next(levels):
     grid = np.nextafter(level_norms(0.3, levels)[:-1], 1)

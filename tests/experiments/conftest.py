@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-PEOPLE, HELD_OUT, FACES = 1200, 400, 120
+PEOPLE, HELD_OUT, FACES = 1200, 400, 60
 RACES = ("White", "Black", "Asian-Pac-Islander")
 
 

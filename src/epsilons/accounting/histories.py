@@ -27,13 +27,14 @@ _COLUMNS = 128
 
 
 def level_norms(max_grad_norm: float, levels: int) -> NDArray[np.float64]:
-    """The norms C·b/B for b = 0…B; built by index, so that C is one of them.
+    """The norms C·b/B for b = 0…B; built by index, and the last is C exactly.
 
     >>> level_norms(2.0, 4)
     array([0. , 0.5, 1. , 1.5, 2. ])
     """
     bound = float(checks.positive("max_grad_norm", max_grad_norm))
     result: NDArray[np.float64] = bound * np.arange(levels + 1) / levels
+    result[levels] = bound  # C·B/B rounds to a neighbour of C for some C and B
     return result
 
 
