@@ -220,6 +220,7 @@ def _by_rule(
         rows = g.unsqueeze(1)
         for use, (_, term) in zip(uses, rule(x.unsqueeze(1)), strict=True):
             interception.deliver(use, rows, term)
+        uses.clear()  # the graph lives until the pass ends; the operands need not
         return x, weight
 
     return deliver
