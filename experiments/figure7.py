@@ -65,7 +65,8 @@ def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
         alike = float(np.corrcoef(*ranks)[0, 1])
         order = found[name]["groups"]["rank_correlation"]
         result.append(
-            Row("Fig. 8", f"{TITLES[name]}: order of groups as under common clipping", "exactly the same",
+            Row("Fig. 8", f"{TITLES[name]}: order of groups as under common clipping",
+                "exactly the same",
                 f"{same} of {len(ranks[0])} in the same place, rank correlation {alike:.3f}", size,
                 alike > 0.95,
                 "" if same == len(ranks[0]) else "neighbours whose means differ by little swap")

@@ -53,8 +53,8 @@ def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
         size, part = scale(facts[name]), found[name]
         gap = [value for value in part["groups"]["gap_percent"] if value is not None]
         result += [
-            Row("Fig. 1", f"{TITLES[name]}: range of ε", "0.1 … 4.5", f"from {spread(part['lowest'], 2)}",
-                size, None),
+            Row("Fig. 1", f"{TITLES[name]}: range of ε", "0.1 … 4.5",
+                f"from {spread(part['lowest'], 2)}", size, None),
             Row("Fig. 2, 6", f"{TITLES[name]}: mean ε of the least over the most accurate race",
                 PAPER[name], f"+{spread(gap, 1)} %" if gap else "groups too small", size,
                 min(gap) > 0 if gap else None),
