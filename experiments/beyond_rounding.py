@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from epsilons import Run
 from experiments.lab import Lab
-from experiments.rows import Row, scale
+from experiments.rows import TITLES, Row, scale
 from experiments.schedules import priced
 
 RUNS = ("mnist", "cifar10", "adult")
@@ -58,7 +58,7 @@ def picture(lab: Lab, found: dict[str, Any], file: Path) -> None:
 
 def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
     return [
-        Row("Beyond", f"{name}: ε with norms rounded {rounding} ÷ not rounded", "–",
+        Row("Beyond", f"{TITLES[name]}: ε with norms rounded {rounding} ÷ not rounded", "–",
             f"mean {part['mean_percent']:+.2f} %, from {part['lowest_percent']:+.2f} to "
             f"{part['highest_percent']:+.2f} %; {100 * part['share_below']:.0f} % undercharged",
             scale(facts[name]), part["share_below"] == 0 if rounding == "up" else None,

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.lab import Lab
-from experiments.rows import Row, mean, scale, spread
+from experiments.rows import TITLES, Row, mean, scale, spread
 from experiments.schedules import refreshed
 
 RUNS = ("mnist", "cifar10", "cifar10-cnn", "adult")
@@ -70,7 +70,7 @@ def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
         shown = [m for m in ("3", "8", "30") if m in both["early"]]
         better = sum(mean(both["early"][m]) <= mean(both["uniform"][m]) for m in both["early"])
         result.append(
-            Row("Beyond", f"{name}: mean error of ε, early / uniform refreshes", "–",
+            Row("Beyond", f"{TITLES[name]}: mean error of ε, early / uniform refreshes", "–",
                 "; ".join(f"{m} passes {spread(both['early'][m], 4)} / "
                           f"{spread(both['uniform'][m], 4)}" for m in shown), scale(facts[name]),
                 None, f"early is better at {better} of {len(both['early'])} numbers of passes")

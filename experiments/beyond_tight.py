@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from epsilons import Run
 from experiments.lab import Lab
-from experiments.rows import Row, scale
+from experiments.rows import TITLES, Row, scale
 from experiments.schedules import priced
 
 RUNS = ("mnist", "cifar10", "adult")
@@ -57,7 +57,7 @@ def picture(lab: Lab, found: dict[str, Any], file: Path) -> None:
 
 def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
     return [
-        Row("Beyond", f"{name}: tight ε ÷ {label} ε, 5 / 50 / 95 % of examples", "–",
+        Row("Beyond", f"{TITLES[name]}: tight ε ÷ {label} ε, 5 / 50 / 95 % of examples", "–",
             " / ".join(f"{found[name][method][str(q)]:.3f}" for q in (0.05, 0.5, 0.95))
             + f"; worst case {found[name][method]['worst_case']:.3f}", scale(facts[name]), None)
         for name in RUNS

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from epsilons.analysis import GroupSummary, group_summary
 from epsilons.analysis.figures import group_bars
 from experiments.lab import Lab, epsilons_of
-from experiments.rows import Row, mean, scale, spread
+from experiments.rows import TITLES, Row, mean, scale, spread
 
 RUNS = ("mnist", "cifar10", "cifar10-cnn")
 BY = "class"
@@ -62,11 +62,11 @@ def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
         gap, order = _known(groups["gap_percent"]), _known(groups["rank_correlation"])
         pair = f"{groups['least_accurate'][0]} over {groups['most_accurate'][0]}"
         result.append(
-            Row(where, f"{name}: mean ε of the least over the most accurate class", paper,
+            Row(where, f"{TITLES[name]}: mean ε of the least over the most accurate class", paper,
                 f"{pair} +{spread(gap, 1)} %", scale(facts[name]), bool(gap) and min(gap) > 0)
         )  # fmt: skip
         result.append(
-            Row(where, f"{name}: rank correlation of accuracy and mean ε", "negative",
+            Row(where, f"{TITLES[name]}: rank correlation of accuracy and mean ε", "negative",
                 spread(order, 2), scale(facts[name]), bool(order) and mean(order) < -0.6)
         )  # fmt: skip
     return result

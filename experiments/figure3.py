@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from epsilons.analysis import norm_course
 from epsilons.analysis.figures import course_of_norms
 from experiments.lab import Lab
-from experiments.rows import Row, scale
+from experiments.rows import TITLES, Row, scale
 
 RUNS = ("cifar10-cnn", "mnist")
 BY = "class"
@@ -40,7 +40,7 @@ def picture(lab: Lab, found: dict[str, Any], file: Path) -> None:
 
 def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
     return [
-        Row("Fig. 3", f"{name}: median norms of classes separate", "they do",
+        Row("Fig. 3", f"{TITLES[name]}: median norms of classes separate", "they do",
             f"largest ÷ smallest median: {f['ratio_first']:.2f} at first, "
             f"{f['ratio_last']:.2f} at the end", scale(facts[name]),
             f["ratio_last"] > max(1.2, f["ratio_first"]))

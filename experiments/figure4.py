@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.lab import Lab, epsilons_of
-from experiments.rows import Row, mean, scale, spread
+from experiments.rows import TITLES, Row, mean, scale, spread
 from experiments.schedules import priced, refreshed
 
 RUNS = ("mnist", "cifar10", "cifar10-cnn")
@@ -45,7 +45,7 @@ def picture(lab: Lab, found: dict[str, Any], file: Path) -> None:
 
 def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
     return [
-        row(found[name][str(gamma)], "Fig. 4", f"{name}, γ = {gamma:g}", scale(facts[name]))
+        row(found[name][str(gamma)], "Fig. 4", f"{TITLES[name]}, γ = {gamma:g}", scale(facts[name]))
         for name in RUNS
         for gamma in GAMMAS
     ]

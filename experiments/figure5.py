@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from epsilons.analysis import loss_relation
 from epsilons.analysis.figures import loss_scatter
 from experiments.lab import Lab, epsilons_of
-from experiments.rows import Row, mean, scale, spread
+from experiments.rows import TITLES, Row, mean, scale, spread
 
 RUNS = ("mnist", "cifar10", "cifar10-cnn")
 PAPER = 0.9
@@ -45,7 +45,10 @@ def draw(lab: Lab, names: tuple[str, ...], file: Path) -> None:
 
 
 def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
-    return [row(found[name], "Fig. 5", name, "> 0.9", scale(facts[name]), PAPER) for name in RUNS]
+    return [
+        row(found[name], "Fig. 5", TITLES[name], "> 0.9", scale(facts[name]), PAPER)
+        for name in RUNS
+    ]
 
 
 def row(

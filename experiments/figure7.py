@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from epsilons.analysis import compare
 from experiments import figure2, figure5
 from experiments.lab import Lab, epsilons_of
-from experiments.rows import Row, scale, spread
+from experiments.rows import TITLES, Row, scale, spread
 from experiments.table3 import NAMES, RUNS
 
 __all__ = ["RUNS", "numbers", "picture", "rows"]
@@ -53,7 +53,7 @@ def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
     for name in NAMES:
         size = scale(facts[f"{name}-individual"])
         result.append(
-            figure5.row(found[name]["individual"], "Fig. 7", f"{name}, individual clipping",
+            figure5.row(found[name]["individual"], "Fig. 7", f"{TITLES[name]}, individual clipping",
                         "> 0.9", size, figure5.PAPER)
         )  # fmt: skip
         means = [
@@ -65,13 +65,14 @@ def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
         alike = float(np.corrcoef(*ranks)[0, 1])
         order = found[name]["groups"]["rank_correlation"]
         result.append(
-            Row("Fig. 8", f"{name}: order of groups as under common clipping", "exactly the same",
+            Row("Fig. 8", f"{TITLES[name]}: order of groups as under common clipping",
+                "exactly the same",
                 f"{same} of {len(ranks[0])} in the same place, rank correlation {alike:.3f}", size,
                 alike > 0.95,
                 "" if same == len(ranks[0]) else "neighbours whose means differ by little swap")
         )  # fmt: skip
         result.append(
-            Row("Fig. 8", f"{name}: rank correlation of accuracy and mean ε", "negative",
+            Row("Fig. 8", f"{TITLES[name]}: rank correlation of accuracy and mean ε", "negative",
                 spread(order, 2), size, max(order) < -0.5)
         )  # fmt: skip
     return result

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from epsilons.analysis.figures import epsilon_histogram
 from experiments import figure2, figure5
 from experiments.lab import Lab, epsilons_of
-from experiments.rows import Row, scale
+from experiments.rows import TITLES, Row, scale
 
 RUNS = ("resnet20", "wrn16-4")
 BY = "class"
@@ -47,14 +47,14 @@ def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
         (r,) = part["relation"]["spearman"] or [None]
         (order,) = part["groups"]["rank_correlation"]
         result += [
-            Row("Networks", f"{name} trains with individual accounting", "–",
+            Row("Networks", f"{TITLES[name]} trains with individual accounting", "–",
                 f"{part['parameters']:,} parameters, accuracy {100 * part['accuracy']:.1f} %, "
                 f"{100 * part['at_worst_case']:.0f} % at the worst case", size, None),
-            Row("Networks", f"{name}: rank correlation of ε and loss", "positive",
+            Row("Networks", f"{TITLES[name]}: rank correlation of ε and loss", "positive",
                 "none: all ε are equal" if r is None else f"{r:.2f}", size,
                 r is not None and r > 0.3,
                 "" if r is not None else "every norm is above C in so short a training"),
-            Row("Networks", f"{name}: rank correlation of accuracy and mean ε of classes",
+            Row("Networks", f"{TITLES[name]}: rank correlation of accuracy and mean ε of classes",
                 "negative", "none: all ε are equal" if order is None else f"{order:.2f}", size,
                 None if order is None else order < 0),
         ]  # fmt: skip

@@ -25,6 +25,17 @@ DATA = {
     "digits-pictures": "digits",
 }
 
+TITLES = {
+    "mnist": "MNIST",
+    "cifar10": "CIFAR-10",
+    "cifar10-cnn": "CIFAR-10, tanh CNN",
+    "adult": "Adult",
+    "resnet20": "ResNet20-GN",
+    "wrn16-4": "WRN16-4",
+    "utkface-gender": "UTKFace gender",
+    "utkface-age": "UTKFace age",
+}
+
 
 @dataclass(frozen=True)
 class Row:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.lab import Lab
-from experiments.rows import Row, scale, spread
+from experiments.rows import TITLES, Row, scale, spread
 
 NAMES = ("cifar10", "mnist")
 CLIPPINGS = ("individual", "common")
@@ -46,7 +46,7 @@ def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
         error = np.sqrt(own.var(ddof=1) / len(own) + common.var(ddof=1) / len(common))
         gap = own.mean() - common.mean()
         result.append(
-            Row("Table 3", f"{name}: accuracy, individual / common clipping", PAPER[name],
+            Row("Table 3", f"{TITLES[name]}: accuracy, individual / common clipping", PAPER[name],
                 f"{spread(own, 2, 100)} / {spread(common, 2, 100)}",
                 scale(facts[f"{name}-common"]), bool(abs(gap) < max(NEGLIGIBLE, 2 * error)),
                 f"difference {100 * gap:+.2f} points")

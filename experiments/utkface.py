@@ -15,7 +15,7 @@ from epsilons.analysis import group_summary, loss_threshold_attack
 from epsilons.analysis.figures import epsilon_histogram, group_bars
 from experiments import figure2, figure4, figure5
 from experiments.lab import Lab, epsilons_of
-from experiments.rows import Row, scale, spread
+from experiments.rows import TITLES, Row, scale, spread
 
 RUNS = ("utkface-gender", "utkface-age")
 BY = "race"
@@ -53,12 +53,12 @@ def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
         size, part = scale(facts[name]), found[name]
         gap = [value for value in part["groups"]["gap_percent"] if value is not None]
         result += [
-            Row("Fig. 1", f"{name}: range of ε", "0.1 … 4.5", f"from {spread(part['lowest'], 2)}",
-                size, None),
-            Row("Fig. 2, 6", f"{name}: mean ε of the least over the most accurate race",
+            Row("Fig. 1", f"{TITLES[name]}: range of ε", "0.1 … 4.5",
+                f"from {spread(part['lowest'], 2)}", size, None),
+            Row("Fig. 2, 6", f"{TITLES[name]}: mean ε of the least over the most accurate race",
                 PAPER[name], f"+{spread(gap, 1)} %" if gap else "groups too small", size,
                 min(gap) > 0 if gap else None),
-            figure4.row(part["agreement"]["3.0"], "Fig. 4", f"{name}, γ = 3", size),
-            figure5.row(part["relation"], "Fig. 5", name, "> 0.9", size, figure5.PAPER),
+            figure4.row(part["agreement"]["3.0"], "Fig. 4", f"{TITLES[name]}, γ = 3", size),
+            figure5.row(part["relation"], "Fig. 5", TITLES[name], "> 0.9", size, figure5.PAPER),
         ]  # fmt: skip
     return result
