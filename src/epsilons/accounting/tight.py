@@ -51,6 +51,8 @@ _HUGE = 1e290
 _MARGIN = 1.25
 # Histories × nodes summed at a time (four tables of 32 MiB).
 _AT_ONCE = 2**22
+# Multiplications from which on BLAS is faster than a loop.
+_LARGE = 2**26
 # Entries of contour tables kept at a time (256 MiB).
 _KEPT = 2**25
 
@@ -221,9 +223,10 @@ class TightAccountant:
         for first in range(0, ready.size, max(1, _AT_ONCE // key[2])):
             go = ready[first : first + max(1, _AT_ONCE // key[2])]
             roots = np.zeros((len(sides), go.size, 2))
+            w = weights if go.size == mine.size else weights[go]
             for side, tail, out in zip(sides, tails, roots, strict=True):
-                w = weights[go]
-                sums = (w @ side.log_ratio, w @ side.phase, w @ side.error, w @ side.gap)
+                tables = (side.log_ratio, side.phase, side.error, side.gap)
+                sums = tuple(_product(w, table) for table in tables)
                 given = (w @ side.start, ceiling[mine[go]], extra[go], tail[go])
                 _in_parts(c, h, math.log(self._delta), given, sums, out)
             found[mine[go]] = roots.max(axis=0)
@@ -239,6 +242,26 @@ class TightAccountant:
             given = (c, h, key[2], self._s, self._p, self._levels)
             self._lines[key] = [_Line(*given, add=add) for add in self._adding]
         return self._lines[key]
+
+
+def _product(weights: Array, table: Array) -> Array:
+    """`weights @ table`; a small product without BLAS, whose threads take longer to wake."""
+    if weights.shape[0] * table.size >= _LARGE:
+        found: Array = weights @ table
+        return found
+    out = np.zeros((weights.shape[0], table.shape[1]))
+    _add_products(weights, table, out)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _add_products(weights, table, out):  # type: ignore[no-untyped-def]
+    for i in range(weights.shape[0]):
+        for row in range(weights.shape[1]):
+            weight = weights[i, row]
+            if weight != 0.0:
+                for j in range(table.shape[1]):
+                    out[i, j] += weight * table[row, j]
 
 
 def _interpolation_gap(s: Array, curvature: Array) -> Array:
