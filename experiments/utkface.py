@@ -56,7 +56,7 @@ def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
             Row("Fig. 1", f"{TITLES[name]}: range of ε", "0.1 … 4.5",
                 f"from {spread(part['lowest'], 2)}", size, None),
             Row("Fig. 2, 6", f"{TITLES[name]}: mean ε of the least over the most accurate race",
-                PAPER[name], f"+{spread(gap, 1)} %" if gap else "groups too small", size,
+                PAPER[name], f"{spread(gap, 1, signed=True)} %" if gap else "groups too small", size,
                 min(gap) > 0 if gap else None),
             figure4.row(part["agreement"]["3.0"], "Fig. 4", f"{TITLES[name]}, γ = 3", size),
             figure5.row(part["relation"], "Fig. 5", TITLES[name], "> 0.9", size, figure5.PAPER),
