@@ -56,8 +56,8 @@ def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
         pair = f"{groups['least_accurate'][0]} over {groups['most_accurate'][0]}"
         result.append(
             Row("Adult", f"{by}: mean ε of the least over the most accurate group",
-                "UTK-gender: Asian over Indian +35.1 %", f"{pair} +{spread(gap, 1)} %", size,
-                min(gap) > 0)
+                "UTK-gender: Asian over Indian +35.1 %",
+                f"{pair} {spread(gap, 1, signed=True)} %", size, min(gap) > 0)
         )  # fmt: skip
     result += [
         figure4.row(each, "Adult", f"γ = {gamma}", size)

@@ -51,6 +51,8 @@ def picture(lab: Lab, found: dict[str, Any], file: Path) -> None:
             spans = [errors.mean(1) - errors.min(1), errors.max(1) - errors.mean(1)]
             axes.errorbar(passes, errors.mean(1), spans, marker=mark, capsize=2, label=schedule)
         axes.set_xscale("log")
+        axes.set_xticks(passes, [str(m) for m in passes])
+        axes.minorticks_off()
         if errors.min() > 0:
             axes.set_yscale("log")
         axes.set_title(name, fontsize=9)

@@ -63,7 +63,8 @@ def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
         pair = f"{groups['least_accurate'][0]} over {groups['most_accurate'][0]}"
         result.append(
             Row(where, f"{TITLES[name]}: mean ε of the least over the most accurate class", paper,
-                f"{pair} +{spread(gap, 1)} %", scale(facts[name]), bool(gap) and min(gap) > 0)
+                f"{pair} {spread(gap, 1, signed=True)} %", scale(facts[name]),
+                bool(gap) and min(gap) > 0)
         )  # fmt: skip
         result.append(
             Row(where, f"{TITLES[name]}: rank correlation of accuracy and mean ε", "negative",

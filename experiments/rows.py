@@ -55,7 +55,9 @@ class Row:
         return f"{said}: {self.why}" if self.why else said
 
 
-def spread(values: Sequence[float], digits: int = 2, factor: float = 1.0) -> str:
+def spread(
+    values: Sequence[float], digits: int = 2, factor: float = 1.0, *, signed: bool = False
+) -> str:
     """Mean ± standard deviation over seeds; of one seed the value alone, of none a dash.
 
     >>> spread([0.97, 0.98], 1, 100)
@@ -64,7 +66,7 @@ def spread(values: Sequence[float], digits: int = 2, factor: float = 1.0) -> str
     found = factor * np.asarray(values, dtype=float)
     if not len(found):
         return "–"
-    shown = f"{found.mean():.{digits}f}"
+    shown = f"{found.mean():{'+' if signed else ''}.{digits}f}"
     return shown if len(found) < 2 else f"{shown} ± {found.std(ddof=1):.{digits}f}"
 
 
