@@ -114,12 +114,12 @@ def _cpu() -> dict[str, Recipe]:
         "utkface-gender": faces,
         "utkface-age": faces.but(data="utkface-age"),
         "resnet20": mnist_once.but(
-            network="resnet20", n=1_500, n_test=1_000, batch=256, epochs=4, epsilon=8.0, rate=0.2,
+            network="resnet20", n=5_000, n_test=2_000, batch=512, epochs=10, epsilon=8.0, rate=0.2,
             follow=0, seeds=(1,), micro_batch=128,
         ),
         "wrn16-4": cnn_once.but(
-            network="wrn16_4", n=300, n_test=500, batch=100, epochs=2, epsilon=20.0, rate=0.2,
-            follow=0, micro_batch=64,
+            network="wrn16_4", n=600, n_test=500, batch=150, epochs=5, epsilon=20.0, rate=0.2,
+            bound=None, follow=0, micro_batch=64,
         ),
     }  # fmt: skip
 
