@@ -114,12 +114,12 @@ def _cpu() -> dict[str, Recipe]:
         "utkface-gender": faces,
         "utkface-age": faces.but(data="utkface-age"),
         "resnet20": mnist_once.but(
-            network="resnet20", n=1_500, n_test=1_000, batch=256, epochs=4, epsilon=8.0, rate=0.2,
+            network="resnet20", n=5_000, n_test=2_000, batch=512, epochs=10, epsilon=8.0, rate=0.2,
             follow=0, seeds=(1,), micro_batch=128,
         ),
         "wrn16-4": cnn_once.but(
-            network="wrn16_4", n=300, n_test=500, batch=100, epochs=2, epsilon=20.0, rate=0.2,
-            follow=0, micro_batch=64,
+            network="wrn16_4", n=600, n_test=500, batch=150, epochs=5, epsilon=20.0, rate=0.2,
+            bound=None, follow=0, micro_batch=64,
         ),
     }  # fmt: skip
 
@@ -133,9 +133,8 @@ def _smoke() -> dict[str, Recipe]:
     once = dict(follow=0, seeds=(1,))
     pictures = digits.but(data="digits-pictures", n=200, batch=64, epochs=1, rate=0.1, seeds=(1,))
     people = digits.but(data="adult", verified=False)
-    faces = pictures.but(
-        data="utkface-gender", n=None, network="resnet20", batch=8, follow=4, refreshes_per_epoch=1
-    )
+    quick = dict(follow=0, refreshes_per_epoch=1)
+    faces = pictures.but(data="utkface-gender", n=None, network="tanh_cnn", batch=8, follow=4)
     return {
         "mnist": digits.but(epsilon=4.0),
         "cifar10": digits,
@@ -157,8 +156,8 @@ def _smoke() -> dict[str, Recipe]:
         "cifar10-unaccounted": digits.but(refreshes_per_epoch=None, **once),
         "utkface-gender": faces,
         "utkface-age": faces.but(data="utkface-age"),
-        "resnet20": pictures.but(network="resnet20", n=64, n_test=40, batch=32, follow=0),
-        "wrn16-4": pictures.but(network="wrn16_4", n=16, n_test=40, batch=8, follow=0),
+        "resnet20": pictures.but(network="resnet20", n=32, n_test=20, batch=16, **quick),
+        "wrn16-4": pictures.but(network="wrn16_4", n=8, n_test=10, batch=4, **quick),
     }
 
 

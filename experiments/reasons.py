@@ -43,8 +43,8 @@ REASONS: Mapping[tuple[str, str], str] = {
     ),
     ("Fig. 5", "CIFAR-10, tanh CNN: Pearson’s r of ε and log loss"): _CLIPPED,
     ("App. F", "tanh CNN: rank correlation of accuracy and mean ε"): _CLIPPED,
-    ("Networks", "ResNet20-GN: rank correlation of ε and loss"): (
-        "23 steps, 21 % accuracy: nothing is learnt that losses could differ by"
+    ("Networks", "WRN16-4: rank correlation of ε and loss"): (
+        "20 steps on 600 pictures teach it to say dog (13 % accuracy): losses differ by little"
     ),
     ("Fig. 7", "CIFAR-10, individual clipping: Pearson’s r of ε and log loss"): (
         "0.9 is within the spread, as in Fig. 5"

@@ -2,10 +2,20 @@
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 PEOPLE, HELD_OUT, FACES = 1200, 400, 60
 RACES = ("White", "Black", "Asian-Pac-Islander")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Trainings as small as these only lose time to a second thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
