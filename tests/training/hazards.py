@@ -624,3 +624,23 @@ def constants_as_long_as_the_batch():
         return F.prelu(F.linear(x, mixed), slopes) + mixed.square().sum()
 
     return Net(forward, matrix=parameter(B, B), slope=parameter(1)), squared, torch.randn(B, B)
+
+
+@hazard
+def layers_of_constants_as_long_as_the_batch():
+    # The same for every example, though there are as many rows as examples.
+    def forward(self, x):
+        rows = torch.linspace(-1, 1, B, dtype=x.dtype, device=x.device)
+        places = self.norm(self.linear(rows.outer(rows)))
+        grid = torch.ones(B, 4, 5, 5, dtype=x.dtype, device=x.device) * rows.view(B, 1, 1, 1)
+        pictures = torch.tanh(self.group_norm(self.conv(grid)).exp()).mean((0, 2, 3))
+        return torch.tanh(self.inputs(x) + places) * pictures.sum()
+
+    return (
+        Net(
+            forward, linear=nn.Linear(B, D), norm=nn.LayerNorm(D), inputs=nn.Linear(D, D),
+            conv=nn.Conv2d(4, 4, 3), group_norm=nn.GroupNorm(2, 4),
+        ),
+        squared,
+        torch.randn(B, B, D),
+    )  # fmt: skip

@@ -278,7 +278,7 @@ class Interception(TorchFunctionMode):
         presumed: bool,
     ) -> Any:
         self.recomputes = self.recomputes or _checkpoint() is not None
-        if func in FUSED and FUSED[func][1] is RULES[func][0]:
+        if not presumed and func in FUSED and FUSED[func][1] is RULES[func][0]:
             out = FUSED[func][0](self, *args, **kwargs)
             if out is not NotImplemented:
                 return out
