@@ -4,7 +4,13 @@ import copy
 
 import torch
 
-from epsilons.training.norms import clipped_gradients, example_count, examples, trainable
+from epsilons.training.norms import (
+    batch_norms,
+    clipped_gradients,
+    example_count,
+    examples,
+    trainable,
+)
 
 TOLERANCE = 1e-5
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
@@ -63,11 +69,13 @@ def distance(found, expected):
 
 
 def assert_agrees(model, loss_fn, batch, tolerance=TOLERANCE):
-    """Norms and clipped sums, as computed in the model's own type, against the loop."""
+    """Norms, with the clipped sums and alone, in the model's own type, against the loop."""
     gradients = looped(model, loss_fn, batch)
     norms = norms_of(gradients)
     assert norms.min() > 0, "a vanishing gradient would prove nothing"
     bounds = norms * torch.linspace(0.3, 1.5, len(norms), dtype=torch.float64, device=norms.device)
     sums, found = clipped_gradients(model, loss_fn, batch, bounds)
     torch.testing.assert_close(found, norms, rtol=tolerance, atol=0)
+    alone = batch_norms(model, loss_fn, batch)
+    torch.testing.assert_close(alone, norms, rtol=tolerance, atol=0)
     assert distance(sums, clipped(gradients, bounds)) <= tolerance

@@ -102,7 +102,7 @@ class Accumulation:
     def _settle_directly(self, use: Use) -> None:
         assert use.g is not None
         width = use.weight.tensor.numel()
-        if width < _NARROW and (self.keep or use.term.forms(use.g)):
+        if width < _NARROW and use.term.forms(use.g):
             self._narrow.append(use.weight)
             gradients = use.term.gradients(use.g)
             self._side_by_side.append(precise(gradients).reshape(len(use.g), width))

@@ -48,7 +48,10 @@ class Linear(Term):
         forms = self.forms(g)
         a, g = self.operands(g)
         if a.shape[1] == 1:
-            return square_norms(a) * square_norms(g)
+            lengths = square_norms(g)
+            if self.bias is not None:
+                self.bias.squares = lengths
+            return square_norms(a) * lengths
         if forms:
             parts = chunks(len(g), 4 * a.shape[2] * g.shape[2])
             return torch.cat([_formed(a[rows], g[rows]) for rows in parts])
@@ -94,7 +97,7 @@ class Bias(Term):
     def __init__(self, shape: torch.Size) -> None:
         super().__init__(None)
         self.shape = shape
-        self.squares: Tensor | None = None  # from the weight of the same operation
+        self.squares: Tensor | None = None  # from the weight of the same linear map
 
     def rows(self, chosen: slice | Tensor) -> Self:
         part = super().rows(chosen)
@@ -110,6 +113,12 @@ class Bias(Term):
     def square_norms(self, g: Tensor) -> Tensor:
         return super().square_norms(g) if self.squares is None else self.squares
 
+    def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
+        if self.squares is None:
+            return super().weighted_sum(g, factors)
+        rows = precise(g).reshape(-1, *self.shape)
+        return factors.to(rows.dtype).repeat_interleave(len(rows) // len(factors)) @ rows
+
 
 def summed_to(g: Tensor, shape: torch.Size) -> Tensor:
     """g (B, …) summed, example by example, to a shape that was broadcast into it."""
@@ -124,11 +133,10 @@ def summed_to(g: Tensor, shape: torch.Size) -> Tensor:
 def linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Term]]:
-    if bias is None:
-        yield weight, Linear(input)
-    else:
-        shift = Bias(bias.shape)
-        yield weight, Linear(input, bias=shift)
+    shift = None if bias is None else Bias(bias.shape)
+    shares = bias is not None and bias.shape == weight.shape[:1]  # not one number for all outputs
+    yield weight, Linear(input, bias=shift if shares else None)
+    if shift is not None:
         yield bias, shift
 
 

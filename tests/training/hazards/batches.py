@@ -1,0 +1,200 @@
+"""Where the examples hide: flattened, broadcast, in place, in constants, in what cancels."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hazards.kit import B, D, Net, T, V, hazard, images, parameter, sequences, squared, tokens
+
+
+@hazard
+def conv_several_images_per_example():
+    def forward(self, x):
+        features = self.norm(self.conv(x.flatten(0, 1)))
+        return features.view(x.shape[0], x.shape[1], -1).sum(1)
+
+    net = Net(forward, conv=nn.Conv2d(2, 4, 3, padding=1), norm=nn.GroupNorm(2, 4))
+    return net, squared, torch.randn(B, 3, 2, 5, 5)
+
+
+@hazard
+def flattened_batch():
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x.reshape(-1, D)))
+        return self.second(hidden).view(x.shape[0], x.shape[1], 3)
+
+    net = Net(forward, first=nn.Linear(D, 4), second=nn.Linear(4, 3))
+    return net, squared, sequences()
+
+
+@hazard
+def time_first_flattened_batch():
+    def forward(self, x):
+        hidden = self.norm(torch.tanh(self.first(x.transpose(0, 1).flatten(0, 1))))
+        return self.second(hidden).view(x.shape[1], -1, 3).permute(1, 0, 2)
+
+    parts = {"first": nn.Linear(D, 4), "second": nn.Linear(4, 3), "norm": nn.LayerNorm(4)}
+    return Net(forward, **parts), squared, sequences()
+
+
+@hazard
+def sequence_as_long_as_the_batch():
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x.transpose(0, 1)) + self.places[: x.shape[1]].unsqueeze(1))
+        return self.second(hidden).transpose(0, 1)
+
+    parts = {"first": nn.Linear(D, 4), "second": nn.Linear(4, 3), "places": parameter(B, 4)}
+    return Net(forward, **parts), squared, torch.randn(B, B, D)
+
+
+@hazard
+def positions_broadcast_over_the_batch():
+    def forward(self, ids):
+        places = torch.arange(ids.shape[1], device=ids.device)
+        return torch.tanh(self.words(ids) + self.places(places))
+
+    return Net(forward, words=nn.Embedding(V, D), places=nn.Embedding(T, D)), squared, tokens()
+
+
+@hazard
+def positions_as_many_as_examples():
+    def forward(self, ids):
+        places = torch.arange(ids.shape[1], device=ids.device)
+        return torch.tanh(self.words(ids) + self.places(places))
+
+    net = Net(forward, words=nn.Embedding(V, D), places=nn.Embedding(T, D))
+    return net, squared, torch.randint(0, V, (T, T))
+
+
+@hazard
+def class_token_expanded_and_concatenated():
+    def forward(self, x):
+        token = self.token.expand(x.shape[0], -1, -1)
+        return self.linear(torch.tanh(torch.cat([token, x], 1) + self.places))
+
+    parts = {"token": parameter(1, 1, D), "places": parameter(1, T + 1, D)}
+    return Net(forward, linear=nn.Linear(D, 3), **parts), squared, sequences()
+
+
+@hazard
+def learned_queries_through_layers_before_data():
+    def forward(self, x):
+        queries = self.project(self.norm(self.queries.repeat(x.shape[0], 1, 1)))
+        return F.scaled_dot_product_attention(queries, x, x)
+
+    parts = {"queries": parameter(3, D), "norm": nn.LayerNorm(D), "project": nn.Linear(D, D)}
+    return Net(forward, **parts), squared, sequences()
+
+
+@hazard
+def relu_in_place():
+    layers = nn.Linear(D, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.ReLU(inplace=True)
+    return nn.Sequential(*layers), squared, torch.randn(B, D)
+
+
+@hazard
+def dictionary_of_inputs():
+    def forward(self, batch):
+        hidden = torch.cat([self.image(batch["image"]).flatten(1), self.word(batch["id"])], 1)
+        return self.head(torch.tanh(hidden))
+
+    def loss(model, batch):
+        return F.cross_entropy(model(batch), batch["label"], reduction="none") * batch["weight"]
+
+    parts = {"image": nn.Conv2d(3, 2, 3), "word": nn.Embedding(V, 4), "head": nn.Linear(22, 3)}
+    batch = {"image": images(3, 5), "id": torch.randint(0, V, (B,)), "weight": torch.rand(B) + 1}
+    return Net(forward, **parts), loss, batch | {"label": torch.randint(0, 3, (B,))}
+
+
+@hazard
+def use_that_the_loss_ignores():
+    def forward(self, x):
+        self.linear(x + 1)
+        with torch.no_grad():
+            target = self.linear(x - 1)
+        return self.linear(x) - target - self.linear(x).detach()
+
+    return Net(forward, linear=nn.Linear(D, 3)), squared, sequences()
+
+
+@hazard
+def cancelling_sequence():
+    # Neighbouring places nearly cancel: a Gram form in float32 would lose most digits.
+    def loss(model, batch):
+        signs = torch.ones(32, dtype=batch.dtype, device=batch.device)
+        signs[::2] = -1
+        return (model(batch).sum(2) * signs).sum(1)
+
+    x = torch.randn(B, 1, 64) + 1e-2 * torch.randn(B, 32, 64)
+    return nn.Linear(64, 64), loss, x
+
+
+@hazard
+def cancelling_convolution():
+    def loss(model, batch):
+        out = model(batch)
+        signs = torch.ones(out.shape[2:], dtype=out.dtype, device=out.device)
+        signs[:, ::2] = -1
+        return (out.sum(1) * signs).sum((1, 2))
+
+    x = torch.randn(B, 16, 1, 1) + 1e-2 * torch.randn(B, 16, 8, 8)
+    return nn.Conv2d(16, 16, 3, bias=False), loss, x
+
+
+@hazard
+def relu_in_place_on_a_view():
+    # A linear map of sequences returns a view; a hook on it would be lost by what follows.
+    layers = nn.Linear(D, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.ReLU(inplace=True)
+    return nn.Sequential(*layers), squared, sequences()
+
+
+class Doubled(torch.autograd.Function):
+    """What no interception can see: a function with a derivative of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+@hazard
+def function_with_its_own_derivative():
+    def forward(self, x):
+        return self.second(x[..., :4] + Doubled.apply(torch.tanh(self.first(x))))
+
+    net = Net(forward, first=nn.Linear(D, 4), second=nn.Linear(4, 3))
+    return net, squared, sequences()
+
+
+@hazard
+def constants_as_long_as_the_batch():
+    # Weights that meet constants of the batch's size before any data: none of them is per example.
+    def forward(self, x):
+        mixed = self.matrix @ torch.eye(B, dtype=x.dtype, device=x.device)
+        slopes = self.slope.expand(B)
+        return F.prelu(F.linear(x, mixed), slopes) + mixed.square().sum()
+
+    return Net(forward, matrix=parameter(B, B), slope=parameter(1)), squared, torch.randn(B, B)
+
+
+@hazard
+def layers_of_constants_as_long_as_the_batch():
+    # The same for every example, though there are as many rows as examples.
+    def forward(self, x):
+        rows = torch.linspace(-1, 1, B, dtype=x.dtype, device=x.device)
+        places = self.norm(self.linear(rows.outer(rows)))
+        grid = torch.ones(B, 4, 5, 5, dtype=x.dtype, device=x.device) * rows.view(B, 1, 1, 1)
+        pictures = torch.tanh(self.group_norm(self.conv(grid)).exp()).mean((0, 2, 3))
+        return torch.tanh(self.inputs(x) + places) * pictures.sum()
+
+    return (
+        Net(
+            forward, linear=nn.Linear(B, D), norm=nn.LayerNorm(D), inputs=nn.Linear(D, D),
+            conv=nn.Conv2d(4, 4, 3), group_norm=nn.GroupNorm(2, 4),
+        ),
+        squared,
+        torch.randn(B, B, D),
+    )  # fmt: skip
