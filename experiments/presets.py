@@ -117,9 +117,9 @@ def _cpu() -> dict[str, Recipe]:
             network="resnet20", n=10_000, n_test=2_000, batch=512, epochs=10, epsilon=8.0,
             micro_batch=128, **once,
         ),
-        "wrn16-4": cnn.but(
-            network="wrn16_4", n=2_000, n_test=1_000, batch=500, epochs=8, epsilon=50.0,
-            factor=0.5, rate=0.3, micro_batch=64, **{**once, "refreshes_per_epoch": 0.5},
+        "wrn16-4": mnist.but(
+            network="wrn16_4", n=3_000, n_test=1_000, batch=500, epochs=6, epsilon=20.0,
+            micro_batch=64, **{**once, "refreshes_per_epoch": 0.5},
         ),
     }  # fmt: skip
 

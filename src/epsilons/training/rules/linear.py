@@ -133,11 +133,13 @@ def summed_to(g: Tensor, shape: torch.Size) -> Tensor:
 def linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Term]]:
-    shift = None if bias is None else Bias(bias.shape)
-    shares = bias is not None and bias.shape == weight.shape[:1]  # not one number for all outputs
+    if bias is None:
+        yield weight, Linear(input)
+        return
+    shift = Bias(bias.shape)
+    shares = bias.shape == weight.shape[:1]  # and is not one number for all outputs
     yield weight, Linear(input, bias=shift if shares else None)
-    if shift is not None:
-        yield bias, shift
+    yield bias, shift
 
 
 @norm_rule(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
