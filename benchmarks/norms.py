@@ -1,8 +1,8 @@
 """Norm pass and private step beside Opacus and torch.func, as ratios to plain training.
 
-One process, methods interleaved, minimum of N rounds, two threads, the system's allocator with its
-default settings. Memory is the high-water mark of tensor bytes that a call adds, relative to the
-plain call's.
+One process, methods interleaved, minimum of N rounds, two threads. The allocator keeps freed memory,
+for every method alike, unless `--allocator default`. Memory is the high-water mark of tensor bytes
+that a call adds, relative to the plain call's.
 
     python benchmarks/norms.py [--models mlp,wrn] [--rounds 7] [--what norms,step,memory,linear]
 """
@@ -31,6 +31,7 @@ from torch.func import functional_call, grad, vmap
 
 from epsilons.models import mlp, resnet20, tanh_cnn, wide_resnet
 from epsilons.training import clipped_gradients, supervised
+from epsilons.training.allocator import keep_freed_memory
 from epsilons.training.norms import batch_norms
 
 Call = Callable[[], Any]
@@ -278,11 +279,15 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=25)
     arguments.add_argument("--what", default="norms,step,memory,linear")
     arguments.add_argument("--only", default="", help="methods beside plain, by name")
+    arguments.add_argument("--allocator", choices=("keeping", "default"), default="keeping")
     options = arguments.parse_args()
+    keeps = options.allocator == "keeping" and keep_freed_memory()
     torch.set_num_threads(2)
     warnings.simplefilter("ignore")
     what = options.what.split(",")
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; ratios to plain")
+    allocator = "keeps freed memory" if keeps else "has its default settings"
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; the allocator {allocator}")
+    print("ratios to plain")
     for name in options.models.split(","):
         build, inputs, batch, step_batch = MODELS[name]
         for part, calls_of, size in (("norms", norm_passes, batch), ("step", steps, step_batch)):

@@ -26,6 +26,7 @@ def prefer(monkeypatch, method):
         return {n: c if math.isinf(c) or n != method else -1.0 for n, c in found.items()}
 
     monkeypatch.setattr(conv, "_costs", biased)
+    monkeypatch.setattr(conv, "_cheapest", conv._cheapest.__wrapped__)  # nothing is remembered
 
 
 @pytest.mark.parametrize("method", METHODS)

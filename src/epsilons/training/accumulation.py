@@ -17,7 +17,7 @@ from epsilons.training.rules.joined import joined
 from epsilons.training.rules.registry import chunks, precise, square_norms, weighted
 from epsilons.training.standardisation import Standardised
 
-_KEEP_FORMED = 1.5  # times the operands' bytes; more memory, fresh from the system, costs more time
+_KEEP_FORMED = 3.0  # times the operands' bytes; more memory, fresh from the system, costs more time
 _NARROW = 1024  # gradients of fewer numbers are put side by side, since every call costs
 _Key = TypeVar("_Key")
 _HALF = (torch.float16, torch.bfloat16)
@@ -117,9 +117,10 @@ class Accumulation:
         shape, use = group.weights[0].shape, group.uses[0]
         if not isinstance(shape, Standardised) or len(group.uses) > 1 or self.coarse:
             return everyone
-        self._form_if_small(use)
         assert use.g is not None
-        squares, cancelled = shape.square_norms(use.term, use.g)
+        products = shape.products(use.term, use.g)
+        self._form_if_small(use)
+        squares, cancelled = shape.square_norms(use.term, use.g, products)
         self.squares += squares.where(~cancelled, 0.0)
         return everyone[cancelled]
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epsilons.training.rules.conv import Conv
+from epsilons.training.rules.conv import Conv, FormedByRows
 from epsilons.training.rules.linear import CANCELLATION
 from epsilons.training.rules.registry import Term, chunks
 
@@ -34,28 +34,41 @@ class Standardised:
     factor: Tensor  # (o, 1)
     gain: Tensor  # (o, 1)
 
-    def square_norms(self, term: Term, g: Tensor) -> tuple[Tensor, Tensor]:
+    def products(self, term: Term, g: Tensor) -> tuple[Tensor, Tensor] | None:
+        """⟨ŵ_o, R_o⟩ and ⟨1, R_o⟩ without R, (B, o) each; None where R is formed anyway."""
+        found = term.filter_products(g) if isinstance(term, Conv) else None
+        return None if found is None else (found[0] / self.factor.squeeze(1), found[1])
+
+    def square_norms(
+        self, term: Term, g: Tensor, products: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
         """Squared norms (B,) of a term's pulled-back gradients, and where they cancelled."""
-        scale = self.factor * self.rstd
-        products = term.filter_products(g) if isinstance(term, Conv) else None
-        if products is None:
-            parts = chunks(len(g), 8 * self.rows.numel())
-            formed = [self._formed(term.rows(part).gradients(g[part])) for part in parts]
-            squares, along, totals = (torch.cat(columns) for columns in zip(*formed, strict=True))
-        else:
-            along, totals = products[0] / self.factor.squeeze(1), products[1]
+        scale = (self.factor * self.rstd).squeeze(1)
+        if products is not None and isinstance(term, Conv):
             squares = term.square_norms(g * scale.view(-1, *[1] * (g.dim() - 3)))
+        else:
+            each = [
+                self._by_filter(*term.rows(part).formed(g[part]), products is None)
+                for part in chunks(len(g), 8 * self.rows.numel())
+            ]
+            by_filter, *sums = (torch.cat(columns) for columns in zip(*each, strict=True))
+            squares = (by_filter * scale.square()).sum(1)
+            products = products or (sums[0], sums[1])
+        along, totals = products
         share = 2 - self.rows.square().mean(1)
-        lost = (totals.square() + share * along.square()) * scale.square().squeeze(1)
+        lost = (totals.square() + share * along.square()) * scale.square()
         kept = squares - lost.sum(1) / self.rows.shape[1]
         gain = (self.gain.squeeze(1) * along).square().sum(1)
         return kept + gain, ~(kept >= CANCELLATION * squares)
 
-    def _formed(self, gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        r = gradients.flatten(2)
-        scale = (self.factor * self.rstd).squeeze(1)
-        squares = (torch.linalg.vector_norm(r, dim=2) * scale).square().sum(1)
-        return squares, (r * self.rows).sum(2), r.sum(2)
+    def _by_filter(self, form: Term, formed: Tensor, with_sums: bool) -> tuple[Tensor, ...]:
+        """‖R_o‖², and if asked ⟨ŵ_o, R_o⟩ and ⟨1, R_o⟩, (B, o) each."""
+        if isinstance(form, FormedByRows):  # (B, kernel rows, o, rest)
+            r, rows = formed, form.ordered(self.rows, formed.shape[1])
+        else:
+            r, rows = formed.flatten(2).unsqueeze(1), self.rows
+        squares = torch.linalg.vector_norm(r, dim=3).square().sum(1)
+        return (squares, (r * rows).sum(3).sum(1), r.sum(3).sum(1)) if with_sums else (squares,)
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,19 @@ class Geometry(NamedTuple):
     groups: int
 
 
-def symmetric(source: Tensor, places: Tensor, geometry: Geometry) -> bool:
-    """Whether padding is the same on both sides, as torch's own backward assumes."""
+def symmetric(source: Sequence[int], places: Sequence[int], geometry: Geometry) -> bool:
+    """Whether padding is the same on both sides, as torch's own backward assumes; from shapes."""
     kernel, stride, before, dilation, _ = geometry
     return all(
         (size + 2 * p - d * (k - 1) - 1) // s + 1 == t
         for size, p, d, k, s, t in zip(
-            source.shape[2:], before, dilation, kernel, stride, places.shape[2:], strict=True
+            source[-len(kernel) :],
+            before,
+            dilation,
+            kernel,
+            stride,
+            places[-len(kernel) :],
+            strict=True,
         )
     )
 

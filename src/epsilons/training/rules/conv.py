@@ -7,6 +7,7 @@ without forming it: whichever costs less for the sizes at hand.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Self
@@ -73,7 +74,7 @@ class Conv(Term):
         filter of ones. None where the output wasn't kept or the gradient is formed anyway.
         """
         source, places, per_example = self._images(g)
-        whole = symmetric(source, places, self.geometry) and self.geometry.groups == 1
+        whole = symmetric(source.shape, places.shape, self.geometry) and self.geometry.groups == 1
         if self.output is None or per_example > 1 or not whole or self.forms(g):
             return None
         if self.output._version != self._version:  # an activation in place, after the layer
@@ -113,11 +114,10 @@ class Conv(Term):
         return Formed(), each
 
     def _method(self, g: Tensor, among: frozenset[str] | None = None) -> str:
-        source, places, per_example = self._images(g)
-        costs = _costs(source, places, self.geometry)
-        if per_example > 1:
-            among = _SUMMED
-        return min(among or costs, key=lambda name: costs[name])
+        assert self.data is not None
+        shapes = self.data.shape, g.shape
+        source, places = reversed(shapes) if self.swapped else shapes
+        return _cheapest(source, places, self.geometry, among)
 
     def forms(self, g: Tensor) -> bool:
         return self._method(g) in _FORMING
@@ -160,7 +160,7 @@ class Conv(Term):
             source = source * scale
         else:
             places = places * scale
-        if symmetric(source, places, self.geometry):
+        if symmetric(source.shape, places.shape, self.geometry):
             return weight_gradient(source, places, self.geometry, self.geometry.groups)
         each = 4 * math.prod((source.shape[1], *self.geometry.kernel, *places.shape[2:]))
         parts = (
@@ -180,6 +180,11 @@ class FormedByRows(Term):
     def gradients(self, g: Tensor) -> Tensor:
         return g.view(*g.shape[:3], self.columns, -1).permute(0, 2, 4, 1, 3)
 
+    def ordered(self, filters: Tensor, kernel_rows: int) -> Tensor:
+        """Filters (o, c · kernel rows · columns) in the order of g: (kernel rows, o, …)."""
+        apart = filters.view(len(filters), -1, kernel_rows, self.columns)
+        return apart.permute(2, 0, 3, 1).flatten(2)
+
     def square_norms(self, g: Tensor) -> Tensor:
         lengths: Tensor = torch.linalg.vector_norm(g.transpose(0, 1).flatten(2), dim=2)
         return lengths.square().sum(0)
@@ -193,9 +198,20 @@ _FORMING = frozenset({"rows", "groups", "patches"})
 _SUMMED = frozenset({"groups", "patches"})  # where an example has several images
 
 
-def _costs(source: Tensor, places: Tensor, geometry: Geometry) -> dict[str, float]:
-    n, c, o = len(source), source.shape[1], places.shape[1]
-    k, t, s = (math.prod(x) for x in (geometry.kernel, places.shape[2:], source.shape[2:]))
+@functools.lru_cache(4096)
+def _cheapest(
+    source: torch.Size, places: torch.Size, geometry: Geometry, among: frozenset[str] | None
+) -> str:
+    costs = _costs(source, places, geometry)
+    if source[1] > 1:
+        among = _SUMMED
+    return min(among or costs, key=lambda name: costs[name])
+
+
+def _costs(source: torch.Size, places: torch.Size, geometry: Geometry) -> dict[str, float]:
+    """What each method costs for shapes (B, M, C, …)."""
+    n, c, o = source[0] * source[1], source[2], places[2]
+    k, t, s = (math.prod(x) for x in (geometry.kernel, places[3:], source[3:]))
     taps = c // geometry.groups * k
     work, formed = 2 * n * o * taps * t * _FLOP, n * o * taps
     narrow = 4 if min(c // geometry.groups, o // geometry.groups) < 8 else 1

@@ -106,10 +106,10 @@ class _GroupNorm(torch.autograd.Function):
             x.contiguous().view(1, n * c, -1),
             mean.view(1, -1),
             rstd.view(1, -1),
-            None if weight is None else weight.repeat(n),
+            None if weight is None else weight.expand(n, c).reshape(-1),
             1,
             n * c,
-            x[0, 0].numel(),
+            math.prod(x.shape[2:]),
             n * ctx.groups,
             [ctx.needs_input_grad[0], True, True],
         )

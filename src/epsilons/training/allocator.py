@@ -1,0 +1,26 @@
+"""Memory between steps: kept by the process instead of given back and asked for again."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, in malloc.h
+_KEPT = 2**30
+
+
+def keep_freed_memory() -> bool:
+    """Have the C library keep up to 1 GiB of freed memory; whether it could be told to.
+
+    glibc hands the memory of a training step back to the system when the step ends, and every page
+    of the next step is then asked for and zeroed anew, which can take a quarter of the time. This
+    is a setting of the whole process, for programs whose business is training. With another
+    allocator, or another system's C library, nothing happens.
+    """
+    if os.name != "posix":
+        return False
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "gnu_get_libc_version"):
+        return False
+    told = [libc.mallopt(option, _KEPT) for option in (_MMAP_THRESHOLD, _TRIM_THRESHOLD)]
+    return all(told)
