@@ -1,8 +1,8 @@
 """Norm pass and private step beside Opacus and torch.func, as ratios to plain training.
 
-One process, methods interleaved, minimum of N rounds, two threads. The allocator keeps freed memory,
-for every method alike, unless `--allocator default`. Memory is the high-water mark of tensor bytes
-that a call adds, relative to the plain call's.
+One process, methods interleaved, minimum of N rounds, two threads. The allocator keeps freed
+memory, for every method alike, unless `--allocator default`. Memory is the high-water mark of
+tensor bytes that a call adds, relative to the plain call's.
 
     python benchmarks/norms.py [--models mlp,wrn] [--rounds 7] [--what norms,step,memory,linear]
 """
@@ -286,7 +286,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     what = options.what.split(",")
     allocator = "keeps freed memory" if keeps else "has its default settings"
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; the allocator {allocator}")
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads; the allocator {allocator}"
+    )
     print("ratios to plain")
     for name in options.models.split(","):
         build, inputs, batch, step_batch = MODELS[name]

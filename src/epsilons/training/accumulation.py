@@ -12,12 +12,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from epsilons.training.interception import Use, Weight
 from epsilons.training.rules.joined import joined
 from epsilons.training.rules.registry import chunks, precise, square_norms, weighted
 from epsilons.training.standardisation import Standardised
+from epsilons.training.uses import Use, Weight
 
-_KEEP_FORMED = 3.0  # times the operands' bytes; more memory, fresh from the system, costs more time
+_KEEP_FORMED = 3.0  # times the operands' bytes
 _NARROW = 1024  # gradients of fewer numbers are put side by side, since every call costs
 _Key = TypeVar("_Key")
 _HALF = (torch.float16, torch.bfloat16)

@@ -7,7 +7,6 @@ The model isn't touched.
 
 from __future__ import annotations
 
-import inspect
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -43,30 +41,12 @@ from epsilons.training.rules.conv import Conv
 from epsilons.training.rules.fallback import fallback
 from epsilons.training.rules.linear import Bias
 from epsilons.training.standardisation import Shape, Standardised, derived_shape
+from epsilons.training.taps import Tap, opened, running_checkpoint
+from epsilons.training.uses import Use, Weight
 
 
 class PresumedWrongly(Exception):
     """A tensor taken for one row per example, because of its size, was something else."""
-
-
-@dataclass(eq=False)
-class Weight:
-    """A tensor that depends on trainable parameters (`roots`) and not on the data."""
-
-    tensor: Tensor
-    roots: frozenset[str]
-    rearranged: bool  # a parameter, or its entries in another order: gradients have equal norms
-    shape: Shape | None = None  # what is known about how it was derived
-
-
-@dataclass(eq=False)
-class Use:
-    """One weight in one operation."""
-
-    weight: Weight
-    term: Term
-    operation: str
-    g: Tensor | None = None
 
 
 @dataclass(eq=False)
@@ -277,7 +257,7 @@ class Interception(TorchFunctionMode):
         weights: list[Weight],
         presumed: bool,
     ) -> Any:
-        self.recomputes = self.recomputes or _checkpoint() is not None
+        self.recomputes = self.recomputes or running_checkpoint() is not None
         if not presumed and func in FUSED and FUSED[func][1] is RULES[func][0]:
             out = FUSED[func][0](self, *args, **kwargs)
             if out is not NotImplemented:
@@ -324,7 +304,7 @@ class Interception(TorchFunctionMode):
         return self._listen(out, layout, terms, name, presumed)
 
     def _refuse_reentrant(self, weights: Sequence[Weight]) -> None:
-        if _checkpoint() == "CheckpointFunction.forward":
+        if running_checkpoint() == "CheckpointFunction.forward":
             raise UnsupportedLayer(
                 f"{self.path(weights)}: a reentrant checkpoint hides its part of the model from "
                 "the gradients. Use torch.utils.checkpoint.checkpoint(…, use_reentrant=False)."
@@ -407,7 +387,7 @@ class Interception(TorchFunctionMode):
         return out
 
     def _tap(self, out: Tensor, arrived: Callable[[Tensor], None]) -> Tensor:
-        return cast(Tensor, _Tap.apply(out, self.anchor, arrived))  # type: ignore[no-untyped-call]
+        return cast(Tensor, Tap.apply(out, self.anchor, arrived))  # type: ignore[no-untyped-call]
 
     def _out_of_place(self, name: str, args: Any, kwargs: Any) -> Any:
         target = args[0]
@@ -417,53 +397,8 @@ class Interception(TorchFunctionMode):
             return target.copy_(result)
 
 
-def _checkpoint() -> str | None:
-    """The function of torch.utils.checkpoint that the model is running under, if any."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
-            return frame.f_code.co_qualname
-        frame = frame.f_back
-    return None
-
-
 def _spans(weight: Tensor, place: int) -> bool:
     return weight.dim() >= -place and weight.shape[place] != 1
-
-
-class _Tap(torch.autograd.Function):
-    """An output as it is; on the way back, its gradient is shown.
-
-    A node of its own and not a hook: a hook on a view would be lost when the model modifies the
-    view in place. The anchor gives gradients to outputs of plain data as well.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, out: Tensor, anchor: Tensor, arrived: Callable[[Tensor], None]) -> Tensor:
-        ctx.arrived = arrived
-        return out.detach()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None]:
-        ctx.arrived(g)
-        return g if ctx.needs_input_grad[0] else None, None, None
-
-
-def opened(function: Any) -> Callable[..., Any] | None:
-    """A Python function of torch without its first look at overrides: its body, to be overheard."""
-    names = [n for n in function.__code__.co_names if n.startswith("has_torch_function")]
-    if not names:
-        return None
-    blind = {name: lambda *_: False for name in names}
-    body = types.FunctionType(
-        function.__code__,
-        {**function.__globals__, **blind},
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    body.__kwdefaults__ = function.__kwdefaults__
-    return body
 
 
 _grad = opened(torch.autograd.grad) or torch.autograd.grad

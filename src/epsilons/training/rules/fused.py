@@ -164,11 +164,9 @@ class _LayerNorm(torch.autograd.Function):
 def _linear(interception: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if not _applies(interception, input) or input.dim() < 2:
         return NotImplemented
-    w, b = weight.detach(), None if bias is None else bias.detach()
+    w, b = _values(weight, bias)
     deliver = _by_rule(interception, (weight, bias), "linear", lambda rows: linear(rows, w, b))
-    out = _Linear.apply(input, interception.anchor, w, b, deliver)  # type: ignore[no-untyped-call]
-    interception.mark_rows(out)
-    return out
+    return _rows(interception, _Linear, input, w, b, deliver)
 
 
 def _conv2d(
@@ -188,15 +186,11 @@ def _conv2d(
         *(sizes(o, weight.shape[2:]) for o in (stride, padding, dilation)),
         groups,
     )
-    w, b = weight.detach(), None if bias is None else bias.detach()
+    w, b = _values(weight, bias)
     deliver = _by_rule(
         interception, (weight, bias), "conv2d", lambda rows: conv(rows, w, b, *options)
     )
-    out = _Conv2d.apply(  # type: ignore[no-untyped-call]
-        input, interception.anchor, w, b, options, deliver
-    )
-    interception.mark_rows(out)
-    return out
+    return _rows(interception, _Conv2d, input, w, b, options, deliver)
 
 
 def _by_rule(
@@ -237,10 +231,17 @@ def _layer_norm(
     if not _applies(interception, input) or len(normalized_shape) > 1 or not interception.count:
         return NotImplemented
     deliver = _delivery(interception, weight, bias, "layer_norm")
-    values = [None if w is None else w.detach() for w in (weight, bias)]
-    out = _LayerNorm.apply(  # type: ignore[no-untyped-call]
-        input, interception.anchor, *values, eps, interception.count, deliver
-    )
+    options = eps, interception.count, deliver
+    return _rows(interception, _LayerNorm, input, *_values(weight, bias), *options)
+
+
+def _values(*weights: Tensor | None) -> list[Any]:
+    return [None if w is None else w.detach() for w in weights]
+
+
+def _rows(interception: Any, node: Any, input: Tensor, *rest: Any) -> Tensor:
+    """A node applied to one row per example, which gives one row per example."""
+    out: Tensor = node.apply(input, interception.anchor, *rest)
     interception.mark_rows(out)
     return out
 
@@ -272,12 +273,8 @@ def _group_norm(
     if not _applies(interception, input):
         return NotImplemented
     deliver = _delivery(interception, weight, bias, "group_norm")
-    values = [None if w is None else w.detach() for w in (weight, bias)]
-    out = _GroupNorm.apply(  # type: ignore[no-untyped-call]
-        input, interception.anchor, *values, num_groups, eps, deliver
-    )
-    interception.mark_rows(out)
-    return out
+    options = num_groups, eps, deliver
+    return _rows(interception, _GroupNorm, input, *_values(weight, bias), *options)
 
 
 # Each with the rule that it stands for: a rule of the user's own comes first.

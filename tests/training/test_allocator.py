@@ -1,0 +1,21 @@
+import platform
+import resource
+
+import pytest
+import torch
+
+from epsilons.training.allocator import keep_freed_memory
+
+
+def page_faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
+def test_memory_that_was_freed_is_not_asked_for_again():
+    assert keep_freed_memory()
+    size = 2**24  # 64 MiB, 16,384 pages: beyond what glibc keeps by default
+    torch.ones(size)
+    before = page_faults()
+    torch.ones(size)
+    assert page_faults() - before < 1000
