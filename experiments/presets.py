@@ -78,7 +78,7 @@ def _cpu() -> dict[str, Recipe]:
     )  # fmt: skip
     cnn = Recipe(
         data="cifar10", network="tanh_cnn", n=50_000, batch=2048, epochs=16, epsilon=7.8,
-        factor=3.0, rate=0.4, momentum=0.9, follow=1000, micro_batch=256,
+        factor=2.0, rate=0.3, momentum=0.9, follow=1000, micro_batch=256,
     )  # fmt: skip
     cnn_c1 = cnn.but(bound=1.0, factor=1.0, rate=0.1, epochs=10, refreshes_per_epoch=1)
     attacked = cnn_c1.but(n=10_000, batch=1024, epochs=15, follow=0)
