@@ -125,10 +125,12 @@ def _times(found: Mapping[str, Any]) -> str:
     known: dict[str, Any] = {}
     for result in found.values():
         known |= result["runs"]
-    for name in PRESETS["cpu"]:
+    spent: dict[Recipe, list[float]] = {}  # a training with two names was run once
+    for name, recipe in PRESETS["cpu"].items():
         if name not in known:
             continue
         each = known[name]["found"]
+        spent[recipe] = [entry["core_seconds"] / 60 for entry in each]
         first = each[0]
         accuracy = " ".join(f"{100 * entry['accuracy']:.2f}" for entry in each)
         core = sum(entry["core_seconds"] for entry in each) / len(each)
@@ -137,7 +139,12 @@ def _times(found: Mapping[str, Any]) -> str:
             f"| {name} | {first['n']:,} | {first['steps']} | {first['noise_multiplier']:.3f} | "
             f"{first['bound']:.3f} | {accuracy} | {core:.0f} | {100 * passes:.0f} % |"
         )
-    return "\n".join(lines)
+    each_run = [minutes for seeds in spent.values() for minutes in seeds]
+    total = (
+        f"All {len(each_run)} runs: {sum(each_run):.0f} core minutes; "
+        f"the longest: {max(each_run):.0f}."
+    )
+    return "\n".join([*lines, "", total])
 
 
 def main(arguments: list[str] | None = None) -> int:
