@@ -29,8 +29,9 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from epsilons import Plan
 from epsilons.models import mlp, resnet20, tanh_cnn, wide_resnet
-from epsilons.training import clipped_gradients, supervised
+from epsilons.training import SecureNoise, private_step, supervised
 from epsilons.training.allocator import keep_freed_memory
 from epsilons.training.norms import batch_norms
 
@@ -126,7 +127,10 @@ def norm_passes(build: Callable[[], nn.Module], x: Tensor, y: Tensor) -> dict[st
 
 
 def steps(build: Callable[[], nn.Module], x: Tensor, y: Tensor) -> dict[str, Call]:
-    """One optimizer step each: plain SGD, and private with clipping and noise."""
+    """One optimizer step each: plain SGD, and private with clipping and noise.
+
+    Ours draws secure noise; the peers draw torch's.
+    """
     plain, ours, single = build(), build(), build()
     plain_optimizer, our_optimizer = _sgd(plain), _sgd(ours)
     hooks = GradSampleModule(build(), loss_reduction="mean")
@@ -144,6 +148,11 @@ def steps(build: Callable[[], nn.Module], x: Tensor, y: Tensor) -> dict[str, Cal
     gradients = _per_example(single)
     parameters = dict(single.named_parameters())
     single_optimizer = _sgd(single)
+    plan = Plan(
+        n=100 * len(x), batch_size=len(x), epochs=1, noise_multiplier=NOISE, max_grad_norm=BOUND,
+        delta=1e-5,
+    )  # fmt: skip
+    secure = SecureNoise()
 
     def run_plain() -> None:
         plain_optimizer.zero_grad()
@@ -151,8 +160,7 @@ def steps(build: Callable[[], nn.Module], x: Tensor, y: Tensor) -> dict[str, Cal
         plain_optimizer.step()
 
     def run_ours() -> None:
-        sums, _ = clipped_gradients(ours, loss_fn, (x, y), BOUND)
-        _noisy_step(ours, our_optimizer, sums, len(x))
+        private_step(ours, our_optimizer, loss_fn, (x, y), plan, noise=secure)
 
     def run_opacus(model: Any, optimizer: Any) -> None:
         optimizer.zero_grad()
