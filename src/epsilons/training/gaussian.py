@@ -1,8 +1,8 @@
 """Rounded Gaussians from random words.
 
-Words are worked off in blocks, by short loops over arrays that stay in the cache. No loop has a
-branch, or converts between integers and floats, so that compilers run it on several words at a
-time; none has a long chain of operations that wait for each other.
+Words are worked off in blocks, by short loops over arrays. No loop branches or converts between
+integers and floats, so that compilers run it on several words at a time; none has a long chain of
+operations that wait for each other.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def gaussian_units(words: _Words, scale: float, out: _Floats | None = None) -> _
     return out
 
 
-_BLOCK = 512  # pairs at a time
+_BLOCK = 512  # pairs at a time: their scratch of 28 KiB stays in the cache
 
 # Taylor coefficients from the highest power down; what follows is below 2⁻⁵⁸ on the range used.
 _ATANH = tuple(2.0 / (2 * k + 1) for k in range(10, 0, -1))
@@ -93,8 +93,8 @@ def _radii(words: _Words, scale: float, radius: _Floats, scratch: _Floats) -> No
         binade = (bits - _BITS_OF_ROOT_HALF + _BINADE) >> _EXPONENT  # k + 65
         k[i] = _from_bits(binade | _BITS_OF_2_52) - (2.0**52 + 65.0)
         one_plus_f = _from_bits(bits - (binade << _EXPONENT) + _BINADE)
-        above_one = (_unsigned(~words[i]) + 0.5) * -(2.0**-64)  # u − 1, which u itself has rounded
-        f[i] = above_one if binade == np.uint64(65) else one_plus_f - 1.0
+        near_one = (_unsigned(~words[i]) + 0.5) * -(2.0**-64)  # u − 1, which u itself has rounded
+        f[i] = near_one if binade == np.uint64(65) else one_plus_f - 1.0
     for i in range(n):
         s[i] = f[i] / (2.0 + f[i])
         square[i] = s[i] * s[i]
@@ -171,7 +171,7 @@ def _unsigned(word: np.uint64) -> float:
 
 @_compiled
 def _signed(word: np.uint64) -> float:
-    """float64 of the word as a signed integer, rounded once: word ± 2⁶³, of which 2⁶³ is taken."""
+    """float64 of the word as a signed integer, rounded once; flipping the sign adds 2⁶³."""
     high = _from_bits(((word ^ _SIGN) >> np.uint64(32)) | _BITS_OF_2_84)
     low = _from_bits((word & np.uint64(0xFFFF_FFFF)) | _BITS_OF_2_52)
     return (high - (2.0**84 + 2.0**63 + 2.0**52)) + low
