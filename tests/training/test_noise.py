@@ -3,22 +3,21 @@ from fractions import Fraction
 
 import mpmath
 import numpy as np
+import one_word
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from one_word import _direction, _exponential, _nearest
 from scipy import stats
 
+from epsilons.training.gaussian import gaussian_units
 from epsilons.training.keystream import Keystream
 from epsilons.training.noise import (
     GridNoise,
     SecureNoise,
     SeededNoise,
-    _direction,
-    _exponential,
-    _nearest,
-    gaussian_units,
     grid,
     rounding_charge,
 )
@@ -178,6 +177,69 @@ def test_a_product_is_rounded_once_to_the_grid():
     for radius, ratio in zip(radii.tolist(), ratios.tolist(), strict=True):
         exact = math.floor(Fraction(radius) * Fraction(ratio) + Fraction(1, 2))
         assert _nearest(radius, ratio) == exact
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 2**32), pairs=st.integers(0, 1200), scale=st.floats(1, 2**33))
+def test_blocks_of_words_give_the_bits_of_one_word_at_a_time(seed, pairs, scale):
+    rng = np.random.default_rng(seed)
+    ends = np.array(EXTREMES + ANGLES + [2**k - 1 for k in range(64)], dtype=np.uint64)
+    words = rng.integers(0, 2**64, 2 * pairs, dtype=np.uint64)
+    words = np.where(rng.random(2 * pairs) < 0.3, rng.choice(ends, 2 * pairs), words)
+    # as float64, whose signs count also at 0
+    plain = one_word.gaussian_units(words, scale).astype(np.float64).tobytes()
+    assert gaussian_units(words, scale).tobytes() == plain
+    assert gaussian_units(words, scale, out=words.view(np.float64)).tobytes() == plain
+
+
+def test_all_pairs_of_extreme_words_give_the_bits_of_one_word_at_a_time():
+    ends = np.array(EXTREMES + ANGLES + [2**k for k in range(64)], dtype=np.uint64)
+    words = np.concatenate([np.repeat(ends, ends.size), np.tile(ends, ends.size)])
+    for scale in (1.0, 2.0**32, 1.9 * 2**32, 2.0**33):
+        assert (gaussian_units(words, scale) == one_word.gaussian_units(words, scale)).all()
+
+
+def added_as_integers(sums, std, stream):
+    """Sum and noise in int64, in chunks of 2¹⁴ coordinates, from one word at a time."""
+    g = grid(std)
+    results = {}
+    for name, total in sums.items():
+        parts = []
+        for part in total.reshape(-1).split(1 << 14):
+            units = np.rint(part.double().numpy() / g).astype(np.int64)
+            words = stream.words(units.size + units.size % 2)
+            units += one_word.gaussian_units(words, std / g)[: units.size]
+            parts.append(torch.from_numpy(units * g).to(total.dtype))
+        results[name] = torch.cat(parts).view(total.shape)
+    return results
+
+
+@pytest.fixture
+def _threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_bits_are_those_of_integers_on_any_number_of_threads(threads, dtype):
+    torch.set_num_threads(threads)
+    generator = torch.Generator().manual_seed(0)
+    sizes = [1, 0, 7, 400_001, 16_384, 16_385, 100, 399_999, 3]
+    sums = {
+        str(i): (
+            torch.randn(size, generator=generator, dtype=dtype)
+            * 2.0 ** torch.randint(-40, 28, (size,), generator=generator)
+        )
+        for i, size in enumerate(sizes)
+    }
+    noise, stream = SeededNoise(3), Keystream.seeded(3, b"noise")
+    noisy, plain = noise.added_to(sums, STD), added_as_integers(sums, STD, stream)
+    assert noise.keystream.position == stream.position
+    for name in sums:
+        assert noisy[name].numpy().tobytes() == plain[name].numpy().tobytes()
 
 
 def test_an_odd_number_of_words_is_refused():

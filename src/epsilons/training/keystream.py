@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -24,6 +25,7 @@ _KEY_BYTES = 32
 _BLOCK_BYTES = 16
 _PURPOSE_BYTES = 8
 _LENGTH = _BLOCK_BYTES << 64  # bytes in a stream: the block counter has 64 bits
+_ZEROS = memoryview(bytes(1 << 17))  # what the cipher turns into the stream
 _SEED_LABEL = b"epsilons: AES-256 key of a seeded run\0"
 
 
@@ -60,6 +62,7 @@ class Keystream:
         self._key = bytearray(key)
         self._seeded = bool(seeded)
         self._position = position
+        self._end = _LENGTH
         self._cipher: CipherContext | None = self._cipher_at(position)
 
     @classmethod
@@ -114,6 +117,17 @@ class Keystream:
             raise ValueError(f"purpose {purpose!r} is this stream's own: its bits would repeat")
         return Keystream(self._key, purpose, seeded=self._seeded)
 
+    def detach(self, count: int) -> Keystream:
+        """The next `count` bytes as a stream of their own, to be read at the same time as this one.
+
+        This one goes on after them; the other ends with them.
+        """
+        self._ahead(count)
+        part = Keystream(self._key, self.purpose, position=self._position, seeded=self._seeded)
+        part._end = self._position + count
+        self.seek(part._end)
+        return part
+
     def seek(self, position: int) -> None:
         """Make byte `position` of the stream the next one read."""
         self._alive()
@@ -122,16 +136,23 @@ class Keystream:
 
     def read(self, count: int) -> bytes:
         """The next `count` bytes."""
-        cipher = self._alive()
-        if self._position + count > _LENGTH:
-            raise ValueError(f"{count} more bytes end beyond the stream's 2⁶⁸; start a new key")
-        drawn = cipher.update(bytes(count))
+        drawn = self._ahead(count).update(bytes(count))
         self._position += count
         return drawn
 
     def words(self, count: int) -> NDArray[np.uint64]:
         """The next `count` integers, uniform on 0 … 2⁶⁴ − 1, from eight bytes each, low first."""
-        return np.frombuffer(self.read(8 * count), dtype="<u8").astype(np.uint64, copy=False)
+        return self.fill(np.empty(count, dtype=np.uint64))
+
+    def fill(self, words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """`words` themselves, a contiguous array, now holding the next integers of the stream."""
+        raw = words.view(np.uint8).data
+        cipher = self._ahead(len(raw))
+        for start in range(0, len(raw), len(_ZEROS)):
+            part = raw[start : start + len(_ZEROS)]
+            cipher.update_into(_ZEROS[: len(part)], part)
+        self._position += len(raw)
+        return words if sys.byteorder == "little" else words.byteswap(inplace=True)
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
         """The next `count` numbers, uniform on the multiples of 2⁻⁵³ in [0, 1)."""
@@ -178,6 +199,15 @@ class Keystream:
         start = modes.CTR(self._nonce + block.to_bytes(_BLOCK_BYTES - _PURPOSE_BYTES, "big"))
         cipher = Cipher(algorithms.AES(self._key), start).encryptor()
         cipher.update(bytes(skipped))
+        return cipher
+
+    def _ahead(self, count: int) -> CipherContext:
+        """The cipher, if `count` more bytes may be read."""
+        cipher = self._alive()
+        if self._position + count > self._end:
+            raise ValueError(
+                f"{count} more bytes end beyond the stream's last, {self._end}; start a new key"
+            )
         return cipher
 
     def _alive(self) -> CipherContext:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,13 +20,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from epsilons.accounting import checks
+from epsilons.training.gaussian import gaussian_units
 from epsilons.training.keystream import Keystream
 
 _GRID_BITS = 32
 _UNITS_LIMIT = 2**62  # the noise stays below 2³⁷ units, so the total fits into int64
 _CHUNK = 1 << 14  # coordinates at a time: their scratch stays in the cache
+_SHARE = 1 << 18  # coordinates that are worth a thread: they take a millisecond
 
 _Floats = NDArray[np.floating[Any]]
+_Chunk = tuple[_Floats, _Floats]  # sums, and where they go with noise
 
 
 def grid(std: float) -> float:
@@ -89,19 +94,28 @@ class GridNoise:
         exact = {name: _flat(total) for name, total in sums.items()}
         for name, values in exact.items():
             _check_range(name, values, g)
-        return {
-            name: _like(total, self._noisy(exact[name], std, g)) for name, total in sums.items()
-        }
+        noisy = {name: np.empty_like(values) for name, values in exact.items()}
+        self._draw(_chunks(exact, noisy), std, g)
+        return {name: _like(total, noisy[name]) for name, total in sums.items()}
 
-    def _noisy(self, exact: _Floats, std: float, g: float) -> _Floats:
-        noisy = np.empty_like(exact)
-        for start in range(0, exact.size, _CHUNK):
-            part = slice(start, start + _CHUNK)
-            units = np.rint(exact[part] * np.float64(1 / g)).astype(np.int64)
-            words = self.keystream.words(units.size + units.size % 2)
-            units += gaussian_units(words, std / g)[: units.size]
-            noisy[part] = units * g
-        return noisy
+    def _draw(self, chunks: list[_Chunk], std: float, g: float) -> None:
+        """Noise for all chunks in their order, the same on any number of threads."""
+        coordinates = sum(exact.size for exact, _ in chunks)
+        threads = min(torch.get_num_threads(), coordinates // _SHARE)
+        if threads <= 1:
+            _add_noise(chunks, self.keystream, std, g)
+            return
+        *others, last = _shares(chunks, threads)
+        streams = [self.keystream.detach(_bytes_for(share)) for share in others]
+        with ThreadPoolExecutor(threads - 1) as pool:
+            drawn = [
+                pool.submit(_add_noise, share, stream, std, g)
+                for share, stream in zip(others, streams, strict=True)
+            ]
+            _add_noise(last, self.keystream, std, g)
+        for stream, share_drawn in zip(streams, drawn, strict=True):
+            stream.destroy()
+            share_drawn.result()
 
 
 class SecureNoise(GridNoise):
@@ -127,116 +141,60 @@ class SeededNoise(GridNoise):
         super().__init__(Keystream.seeded(seed, b"noise"))
 
 
-def gaussian_units(words: NDArray[np.uint64], scale: float) -> NDArray[np.int64]:
-    """As many independent rounded Gaussians as there are random words, an even number.
+def _add_noise(chunks: list[_Chunk], stream: Keystream, std: float, g: float) -> None:
+    scratch = np.empty(_CHUNK, dtype=np.uint64)
+    for exact, noisy in chunks:
+        words = stream.fill(scratch[: _words_for(exact.size)])
+        units = gaussian_units(words, std / g, out=words.view(np.float64))
+        _add_units(exact, units, g, noisy)
 
-        ⌊scale·√(−2 ln u)·cos 2πv + ½⌋ and ⌊scale·√(−2 ln u)·sin 2πv + ½⌋     (Box and Muller 1958)
 
-    with u and v from one 64-bit word each: u from the first half of `words`, v from the second;
-    cosines come first. 1 ≤ scale ≤ 2³³ is the standard deviation in units of the grid.
+@njit(cache=True, nogil=True, error_model="numpy")
+def _add_units(exact: _Floats, units: _Floats, g: float, noisy: _Floats) -> None:
+    """g·(round(sum/g) + units), the integers added exactly and then rounded once to float64.
 
-    Precision: u and 1 − u are relatively exact to 2⁻⁵³ down to 2⁻⁶⁵, so values reach 9.49 standard
-    deviations; a pair beyond would have probability 2⁻⁶⁵. √·, cos and sin are float64, their
-    product is kept to 2⁻⁴⁰ units, and some 2⁷⁰ word pairs share each value near the centre, some
-    2⁴⁵ at 8 standard deviations: no value in between is left out.
-
-    Reproducible: made of correctly rounded IEEE 754 operations alone (+, −, ×, ÷, √, floor), none
-    of them fused, and of no library function, the result is the same on every machine.
-
-    >>> gaussian_units(np.array([2**63, 0], dtype=np.uint64), scale=2.0**32) / 2**32
-    array([1.17741002, 0.        ])
+    Both integers are float64 without error, and IEEE 754 rounds their exact total.
     """
-    if words.size % 2:
-        raise ValueError(f"{words.size} words make no pairs; give an even number")
-    out = np.empty(words.size, dtype=np.int64)
-    _box_muller(words, float(scale), out)
-    return out
+    per_unit = 1.0 / g
+    for i in range(exact.size):
+        noisy[i] = (np.rint(exact[i] * per_unit) + units[i]) * g
 
 
-# Taylor coefficients from the highest power down; what follows is below 2⁻⁵⁸ on the range used.
-_ATANH = tuple(2.0 / (2 * k + 1) for k in range(10, 0, -1))
-_COS = tuple((-1.0) ** k / math.factorial(2 * k) for k in range(8, 0, -1))
-_SIN = tuple((-1.0) ** k / math.factorial(2 * k + 1) for k in range(8, 0, -1))
-_LN_2 = math.log(2.0)
-_ROOT_HALF_BITS = np.float64(math.sqrt(0.5)).view(np.int64)
-_HEAD = np.uint64(0xFFFF_FFFF_F800_0000)  # sign, exponent and the first 26 of 53 bits
+def _chunks(exact: dict[str, _Floats], noisy: dict[str, _Floats]) -> list[_Chunk]:
+    return [
+        (values[start : start + _CHUNK], noisy[name][start : start + _CHUNK])
+        for name, values in exact.items()
+        for start in range(0, values.size, _CHUNK)
+    ]
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _box_muller(words: NDArray, scale: float, out: NDArray) -> None:  # type: ignore[type-arg]
-    pairs = words.size // 2
-    for i in range(pairs):
-        radius = scale * math.sqrt(2.0 * _exponential(words[i]))
-        cos, sin = _direction(words[pairs + i])
-        out[i] = _nearest(radius, cos)
-        out[pairs + i] = _nearest(radius, sin)
+def _shares(chunks: list[_Chunk], count: int) -> list[list[_Chunk]]:
+    """The chunks in their order, cut into `count` runs of about as many coordinates."""
+    sizes = np.array([exact.size for exact, _ in chunks], dtype=np.int64)
+    starts = np.cumsum(sizes) - sizes
+    cuts = np.searchsorted(starts, sizes.sum() * np.arange(1, count) / count).tolist()
+    return [chunks[begin:end] for begin, end in pairwise([0, *cuts, len(chunks)])]
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _exponential(word: int) -> float:
-    """−ln u for u = (word + ½)/2⁶⁴, relatively exact also where u is near 1.
-
-    ln u = k·ln 2 + ln(1 + f) with √½ ≤ 1 + f < √2, and ln(1 + f) = 2 artanh(f/(2 + f)).
-    """
-    u = (np.float64(word) + 0.5) * 2.0**-64
-    bits = np.float64(u).view(np.int64)
-    k = (bits - _ROOT_HALF_BITS) >> 52
-    below_one = (np.float64(~word) + 0.5) * 2.0**-64  # 1 − u, which u itself has rounded
-    f = -below_one if k == 0 else np.int64(bits - (k << 52)).view(np.float64) - 1.0
-    s = f / (2.0 + f)
-    square = s * s
-    series = 0.0
-    for coefficient in _ATANH:
-        series = series * square + coefficient
-    return -(k * _LN_2 + (2.0 * s + s * square * series))
+def _words_for(coordinates: int) -> int:
+    """How many random words a chunk takes: a pair of them makes two values."""
+    return coordinates + coordinates % 2
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _direction(word: int) -> tuple[float, float]:
-    """Cosine and sine of a uniform angle: two bits choose the quarter, the rest |φ| ≤ π/4 in it."""
-    odd = (word >> np.uint64(62)) & np.uint64(1)
-    half = word >> np.uint64(63)
-    angle = (np.float64(np.int64(word << np.uint64(2))) + 0.5) * (2.0**-65 * math.pi)
-    square = angle * angle
-    cos, sin = 0.0, 0.0
-    for coefficient in _COS:
-        cos = cos * square + coefficient
-    for coefficient in _SIN:
-        sin = sin * square + coefficient
-    cos = 1.0 + square * cos
-    sin = angle + angle * square * sin
-    across = sin if odd else cos
-    up = cos if odd else sin
-    return (-across if half ^ odd else across), (-up if half else up)
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _nearest(radius: float, ratio: float) -> np.int64:
-    """⌊radius·ratio + ½⌋ of the product before it is rounded to float64.
-
-    A rounded product has so few bits after the point that cells of the grid would differ in
-    probability by 2⁻²⁰. So both factors are split in halves whose products are exact.
-    """
-    radius_head = np.uint64(np.float64(radius).view(np.uint64) & _HEAD).view(np.float64)
-    ratio_head = np.uint64(np.float64(ratio).view(np.uint64) & _HEAD).view(np.float64)
-    radius_tail = radius - radius_head
-    ratio_tail = ratio - ratio_head
-    main = radius_head * ratio_head
-    whole = np.floor(main)
-    rest = radius_head * ratio_tail + radius_tail * ratio_head + radius_tail * ratio_tail
-    return np.int64(whole + np.floor((main - whole) + rest + 0.5))
+def _bytes_for(chunks: list[_Chunk]) -> int:
+    return 8 * sum(_words_for(exact.size) for exact, _ in chunks)
 
 
 def _flat(total: Tensor) -> _Floats:
     """The coordinates in logical order, in host memory, in at least single precision."""
     wide = torch.promote_types(total.dtype, torch.float32)
-    values: _Floats = total.detach().cpu().to(wide).reshape(-1).numpy()
+    values: _Floats = total.detach().to("cpu", wide).contiguous().numpy().reshape(-1)
     return values
 
 
 def _like(total: Tensor, values: _Floats) -> Tensor:
     """`values` with the shape, device and memory format of `total`."""
-    result = torch.from_numpy(values).view(total.shape).to(total.device)
+    result = torch.from_numpy(values.reshape(total.shape)).to(total.device)
     if total.is_contiguous():
         return result
     return torch.empty_like(total, dtype=result.dtype, requires_grad=False).copy_(result)
@@ -244,9 +202,17 @@ def _like(total: Tensor, values: _Floats) -> Tensor:
 
 def _check_range(name: str, values: _Floats, g: float) -> None:
     """A `ValueError` unless the sum is finite and fits the grid; it names no value of the sum."""
-    # a NaN is both least and largest, and fails every comparison
-    if values.size and not -_UNITS_LIMIT * g < values.min() <= values.max() < _UNITS_LIMIT * g:
+    if not _below(values, _UNITS_LIMIT * g):
         raise ValueError(
             f"{name}: the clipped sum is not finite or exceeds 2⁶²·grid = {_UNITS_LIMIT * g:.3g}. "
             "Drop examples with non-finite gradients, and clip, before adding noise."
         )
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _below(values: _Floats, limit: float) -> bool:
+    """Whether all values are smaller than the limit, in size; NaN never is."""
+    outside = 0
+    for i in range(values.size):
+        outside += 0 if abs(values[i]) < limit else 1
+    return outside == 0
