@@ -26,7 +26,7 @@ from epsilons.training.keystream import Keystream
 _GRID_BITS = 32
 _UNITS_LIMIT = 2**62  # the noise stays below 2³⁷ units, so the total fits into int64
 _CHUNK = 1 << 14  # coordinates at a time: their scratch stays in the cache
-_SHARE = 1 << 18  # coordinates that are worth a thread: they take a millisecond
+_SHARE = 1 << 20  # coordinates worth a thread: while torch's own wait for work, they take turns
 
 _Floats = NDArray[np.floating[Any]]
 _Chunk = tuple[_Floats, _Floats]  # sums, and where they go with noise
