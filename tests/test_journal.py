@@ -191,6 +191,12 @@ def test_norms_of_sampled_examples_hold_until_their_next_record(tmp_path):
         some = journal.epsilons(method=method, only=[1, 2, 6])
         np.testing.assert_allclose(some.values, every.values[[1, 2, 6]], rtol=1e-12)
         assert (some.worst_case, some.kind) == (every.worst_case, every.kind)
+        exact = individual_epsilons(
+            held_by_hand(plan, refreshes, sampled)[:, [1, 2, 6]], np.ones(50, dtype=int),
+            sample_rate=0.1, noise_std=3.0, max_grad_norm=2.0, delta=1e-5, method=method,
+            levels=8192,
+        )  # fmt: skip
+        assert (some.upper >= exact.values - 1e-9).all()
 
 
 @pytest.mark.parametrize("only", [[], [3, 1], [2, 2], [-1, 0], [7]])
