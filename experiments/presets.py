@@ -77,11 +77,11 @@ def _cpu() -> dict[str, Recipe]:
         bound=1.0, rate=16.0, momentum=0.9, follow=1000, micro_batch=4096, seeds=FOUR_SEEDS,
     )  # fmt: skip
     cnn = Recipe(
-        data="cifar10", network="tanh_cnn", n=50_000, batch=2048, epochs=16, epsilon=7.8,
+        data="cifar10", network="tanh_cnn", n=50_000, batch=2048, epochs=12, epsilon=7.8,
         factor=2.0, rate=0.3, momentum=0.9, follow=1000, micro_batch=256,
     )  # fmt: skip
-    cnn_c1 = cnn.but(bound=1.0, factor=1.0, rate=0.1, epochs=10, refreshes_per_epoch=1)
-    attacked = cnn_c1.but(n=10_000, batch=1024, epochs=15, follow=0)
+    cnn_c1 = cnn.but(bound=1.0, factor=1.0, rate=0.1, epochs=5, refreshes_per_epoch=1)
+    attacked = cnn_c1.but(n=10_000, batch=1024, epochs=15, follow=0, micro_batch=512)
     adult = Recipe(
         data="adult", network="logistic", batch=1024, epochs=20, epsilon=2.4, rate=0.5,
         momentum=0.9, follow=1000, micro_batch=4096, seeds=FOUR_SEEDS,
@@ -114,7 +114,7 @@ def _cpu() -> dict[str, Recipe]:
         "utkface-gender": faces,
         "utkface-age": faces.but(data="utkface-age"),
         "resnet20": mnist.but(
-            network="resnet20", n=10_000, n_test=2_000, batch=512, epochs=10, epsilon=8.0,
+            network="resnet20", n=5_000, n_test=2_000, batch=512, epochs=10, epsilon=8.0,
             micro_batch=128, **once,
         ),
         "wrn16-4": mnist.but(
