@@ -6,7 +6,13 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None
 
 
 def private_file(path: Path) -> AbstractContextManager[IO[bytes]]:
@@ -23,6 +29,29 @@ def private_folder(path: Path) -> Path:
     """The folder, made with mode 0700 if it is not there."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """The folder for this block alone; a `ValueError` while another process holds it.
+
+    A process that ends, in whatever way, holds it no longer. Where the system has no `flock`,
+    nobody is kept out.
+    """
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{folder} is in use by another process; wait until it ends, or stop it"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def destroy(path: Path) -> None:

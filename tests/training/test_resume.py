@@ -18,6 +18,7 @@ import trained
 from torch import nn
 
 from epsilons import Run
+from epsilons.files import alone_in
 from epsilons.training import Interrupted, checkpoint
 
 KILLS = int(os.environ.get("EPSILONS_KILLS", "20"))
@@ -129,6 +130,17 @@ def test_another_model_is_refused_with_the_difference(tmp_path, monkeypatch):
     monkeypatch.setattr(trained, "small_model", lambda dropout: nn.Linear(4, 3))
     with pytest.raises(ValueError, match="model was Sequential and is Linear"):
         trained.trained(tmp_path / "run", trained.plan(), resume=True)
+
+
+def test_a_run_that_another_process_trains_is_not_resumed(tmp_path):
+    stopped(tmp_path / "run", 7)
+    with (
+        alone_in(tmp_path / "run" / "private"),
+        pytest.raises(ValueError, match="in use by another process"),
+    ):
+        trained.trained(tmp_path / "run", trained.plan(), resume=True)
+    run, _ = trained.trained(tmp_path / "run", trained.plan(), resume=True)
+    assert run.finished
 
 
 def test_a_finished_run_is_not_resumed(tmp_path):

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from epsilons.accounting.plan import Plan
 from epsilons.examples import Examples
-from epsilons.files import destroy, private_file
+from epsilons.files import alone_in, destroy, private_file
 from epsilons.runs import Run
 from epsilons.training.checkpoint import State, read_checkpoint
 from epsilons.training.checks import check_model
@@ -63,7 +63,8 @@ def fit(
     would exceed it. With a `seed`, sampling and noise are reproducible, and no secret.
 
     `resume=True` goes on with the unfinished run at `out`, if there is one: the same call after a
-    crash or Ctrl-C ends with the same weights and the same journal.
+    crash or Ctrl-C ends with the same weights and the same journal. A run that another process is
+    training is refused.
 
     Privacy: the weights after each step, and so the trajectory, are (`plan.worst_case()`,
     `plan.delta`)-DP for add/remove neighbours.
@@ -101,7 +102,8 @@ def fit(
             environment=here,
         )
         last = _last_step(plan, max_epsilon)
-        with closing(loop), training_bar(plan, last) as show:
+        private = run.path / "private"
+        with closing(loop), alone_in(private), training_bar(plan, last) as show:
             loop.take_up()
             while state.step < last:
                 loop.advance(last)
