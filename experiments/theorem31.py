@@ -17,7 +17,7 @@ from experiments.rows import Row, scale
 
 RUNS = ("cifar10-every-step", "cifar10", "cifar10-unaccounted")
 LOOKED_AT = 20
-ORDERS = 1 + np.geomspace(0.2, 4000.0, 150)
+ORDERS = 1 + np.geomspace(0.2, 4000.0, 1500)
 
 
 def numbers(lab: Lab) -> dict[str, Any]:
