@@ -40,8 +40,9 @@ REASONS: Mapping[tuple[str, str], str] = {
         floor="0.81 ± 0.18", last=0.96
     ),
     ("Networks", "WRN16-4: rank correlation of ε and loss"): (
-        "36 steps are too few for either to settle: at 57 % accuracy half of the losses lie between "
-        "1.3 and 1.8, and the norms of none of its 3 refreshes rank like them (−0.04, −0.19, 0.04)"
+        "36 steps are too few for either to settle: at 57 % accuracy half of the losses lie "
+        "between 1.3 and 1.8, and the norms of none of its 3 refreshes rank like them (−0.04, "
+        "−0.19, 0.04)"
     ),
     ("Networks", "WRN16-4: rank correlation of accuracy and mean ε of classes"): (
         "as for the loss: its norms do not follow what is learnt yet"
