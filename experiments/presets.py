@@ -118,8 +118,8 @@ def _cpu() -> dict[str, Recipe]:
             micro_batch=128, **once,
         ),
         "wrn16-4": mnist.but(
-            network="wrn16_4", n=3_000, n_test=1_000, batch=500, epochs=6, epsilon=20.0,
-            micro_batch=64, **{**once, "refreshes_per_epoch": 0.5},
+            network="wrn16_4", n=2_000, n_test=1_000, batch=250, epochs=9, epsilon=50.0,
+            micro_batch=64, **{**once, "refreshes_per_epoch": 2 / 3},
         ),
     }  # fmt: skip
 
