@@ -41,9 +41,9 @@ REASONS: Mapping[tuple[str, str], str] = {
         floor="0.81 ± 0.18", last=0.96
     ),
     ("Networks", "WRN16-4: rank correlation of accuracy and mean ε of classes"): (
-        "of 72 steps, the norms rank like the loss in the second half only (0.03, −0.04, 0.01, then "
-        "0.45, 0.56, 0.67), and their class means against accuracy at the last of 6 refreshes only "
-        "(0.05, 0.14, 0.44, 0.15, 0.21, then −0.13)"
+        "of 72 steps, the norms rank like the loss in the second half only (0.03, −0.04, 0.01, "
+        "then 0.45, 0.56, 0.67), and their class means against accuracy at the last of 6 refreshes "
+        "only (0.05, 0.14, 0.44, 0.15, 0.21, then −0.13)"
     ),
     ("Adult", "Adult: Pearson’s r of ε and log loss"): (
         "half of the persons have a loss below e⁻³, and all of these an ε of 0.54 ± 0.06, the "
