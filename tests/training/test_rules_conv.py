@@ -71,8 +71,11 @@ class StandardisedConv(nn.Module):
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-@pytest.mark.parametrize("method", ["patches", "shifted grams"])
-def test_standardised_weights_in_closed_form_agree_with_the_loop(method, in_place, monkeypatch):
+@pytest.mark.parametrize("method", ["patches", "rows", "shifted grams"])
+@pytest.mark.parametrize("size", [4, 8])  # operands kept for the sum, and gradients
+def test_standardised_weights_in_closed_form_agree_with_the_loop(
+    size, method, in_place, monkeypatch
+):
     torch.manual_seed(0)
     prefer(monkeypatch, method)
     calls = []
@@ -81,6 +84,6 @@ def test_standardised_weights_in_closed_form_agree_with_the_loop(method, in_plac
         Standardised, "square_norms", lambda *a: calls.append(original(*a)) or calls[-1]
     )
     model = StandardisedConv(in_place=in_place, scale=0.1)
-    assert_agrees(model, HAZARDS["conv_depthwise"]()[1], torch.randn(5, 12, 4, 4))
+    assert_agrees(model, HAZARDS["conv_depthwise"]()[1], torch.randn(5, 12, size, size))
     assert calls
     assert not calls[0][1].any(), "the closed form gave up"

@@ -6,6 +6,7 @@ A rule has the signature of its operation. It is called with the data examples f
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
@@ -19,7 +20,7 @@ class UnsupportedLayer(ValueError):
     """An operation for which no per-example gradient exists or can be had; says what to use."""
 
 
-class Term:
+class Term(ABC):
     """What one weight receives from one operation, as a function of the output gradient g.
 
     `data` is what the operation read beside the weight, and g what came back: both have the
@@ -29,9 +30,9 @@ class Term:
     def __init__(self, data: Tensor | None) -> None:
         self.data = data
 
+    @abstractmethod
     def gradients(self, g: Tensor) -> Tensor:
         """Every example's gradient, (B, *weight.shape)."""
-        raise NotImplementedError
 
     def square_norms(self, g: Tensor) -> Tensor:
         """Every example's squared gradient norm, (B,)."""
