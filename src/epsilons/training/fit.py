@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -83,42 +83,49 @@ def fit(
     here = environment(where)
     run = _opened(Path(out), me) if resume else None
 
-    with torch.random.fork_rng(), interruptible() as interrupted:
-        if run is None:
-            batch = to_device(batch_of(train, torch.arange(min(n, 3))), where)
-            learned = check_model(model, loss_fn, batch)
-            run = Run.create(out, plan, names, random_loss=bool(learned.random_loss), seed=seed)
-        state = _fresh_state(model, optimizer, scheduler, on_step, seed, n, follow)
-        loop = Loop(
-            run=run,
-            state=state,
-            loss_fn=loss_fn,
-            train=train,
-            seed=seed,
-            where=where,
-            micro_batch=micro_batch,
-            pass_batch=micro_batch or PASS_BATCH,
-            identity=me,
-            environment=here,
-        )
-        last = _last_step(plan, max_epsilon)
-        private = run.path / "private"
-        with closing(loop), alone_in(private), training_bar(plan, last) as show:
-            loop.take_up()
-            while state.step < last:
-                loop.advance(last)
-                accuracy = None
-                if evaluate_every and test is not None and state.step % evaluate_every == 0:
-                    right = outcomes(model, loss_fn, correct_fn, test, PASS_BATCH, where)[1]
-                    accuracy = None if right is None else float(right.mean())
-                show(state.step, loop.loss, accuracy, loop.refresh_seconds)
-                if interrupted():
-                    loop.stop()
-            loop.finish_steps()
-    for keys in (state.sampling, state.noise):
-        keys.destroy()
-    _leave_behind(run, model, loss_fn, correct_fn, train, test, test_examples, where)
+    with ExitStack() as alone:
+        with torch.random.fork_rng(), interruptible() as interrupted:
+            if run is None:
+                batch = to_device(batch_of(train, torch.arange(min(n, 3))), where)
+                learned = check_model(model, loss_fn, batch)
+                run = Run.create(out, plan, names, random_loss=bool(learned.random_loss), seed=seed)
+            state = _fresh_state(model, optimizer, scheduler, on_step, seed, n, follow)
+            loop = Loop(
+                run=run,
+                state=state,
+                loss_fn=loss_fn,
+                train=train,
+                seed=seed,
+                where=where,
+                micro_batch=micro_batch,
+                pass_batch=micro_batch or PASS_BATCH,
+                identity=me,
+                environment=here,
+            )
+            last = _last_step(plan, max_epsilon)
+            with closing(loop), training_bar(plan, last) as show:
+                alone.enter_context(alone_in(run.path / "private"))
+                _expect_unfinished(run)
+                loop.take_up()
+                while state.step < last:
+                    loop.advance(last)
+                    accuracy = None
+                    if evaluate_every and test is not None and state.step % evaluate_every == 0:
+                        right = outcomes(model, loss_fn, correct_fn, test, PASS_BATCH, where)[1]
+                        accuracy = None if right is None else float(right.mean())
+                    show(state.step, loop.loss, accuracy, loop.refresh_seconds)
+                    if interrupted():
+                        loop.stop()
+                loop.finish_steps()
+        for keys in (state.sampling, state.noise):
+            keys.destroy()
+        _leave_behind(run, model, loss_fn, correct_fn, train, test, test_examples, where)
     return run
+
+
+def _expect_unfinished(run: Run) -> None:
+    if run.finished:
+        raise ValueError(f"{run.path} is finished; there is nothing to resume")
 
 
 def _opened(out: Path, me: dict[str, str]) -> Run | None:
@@ -127,8 +134,7 @@ def _opened(out: Path, me: dict[str, str]) -> Run | None:
         Run.discard_unbegun(out)
         return None
     run = Run.open(out)
-    if run.finished:
-        raise ValueError(f"{out} is finished; there is nothing to resume")
+    _expect_unfinished(run)
     if run.checkpoint_file.exists():
         changed = difference(read_checkpoint(run.checkpoint_file)["identity"], me)
         if changed:
