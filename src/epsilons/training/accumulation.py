@@ -80,8 +80,8 @@ class Accumulation:
             together = torch.cat(self._side_by_side, 1)
             self._found.append(square_norms(together))
             self._side_by_side = [together] if self.keep else []
-        for squares in self._found:
-            self.squares += squares
+        if self._found:
+            self.squares += torch.stack(self._found).sum(0, dtype=self.squares.dtype)
         self._found.clear()
 
     def _settle(self, group: Group) -> None:
@@ -171,18 +171,24 @@ class Accumulation:
     def clipped_sum(self, factors: Tensor) -> dict[str, Tensor]:
         """Σ_i factors_i · gradient_i by parameter; factors (B,), where 0 leaves an example out."""
         sums: dict[str, Tensor] = {}
+        totals: dict[int, Tensor] = {}
         left_out = factors <= 0
         chosen = ~left_out if bool(left_out.any()) else None
         with torch.autocast(factors.device.type, enabled=False):
-            self._add_narrow(factors, chosen, sums)
+            self._add_narrow(factors, chosen, totals)
             for group in self._kept:
-                self._add_clipped(group, factors, chosen, sums)
+                self._add_clipped(group, factors, chosen, totals, sums)
+            weights = [*self._narrow, *(w for group in self._kept for w in group.weights)]
+            for name, part in self._to_parameters(weights, totals, batched=False).items():
+                _add(sums, name, part)
         for name, p in self.parameters.items():
             if name not in sums:
                 sums[name] = precise(torch.zeros_like(p, requires_grad=False))
         return {name: sums[name] for name in self.parameters}
 
-    def _add_narrow(self, factors: Tensor, chosen: Tensor | None, sums: dict[str, Tensor]) -> None:
+    def _add_narrow(
+        self, factors: Tensor, chosen: Tensor | None, totals: dict[int, Tensor]
+    ) -> None:
         if not self._narrow:
             return
         (gradients,) = self._side_by_side
@@ -191,10 +197,15 @@ class Accumulation:
         total = weighted(gradients, factors)
         parts = torch.split(total, [w.tensor.numel() for w in self._narrow])
         for weight, part in zip(self._narrow, parts, strict=True):
-            self._add_sum([weight], {id(weight): part.view(weight.tensor.shape)}, sums)
+            totals[id(weight)] = part.view(weight.tensor.shape)
 
     def _add_clipped(
-        self, group: Group, factors: Tensor, chosen: Tensor | None, sums: dict[str, Tensor]
+        self,
+        group: Group,
+        factors: Tensor,
+        chosen: Tensor | None,
+        totals: dict[int, Tensor],
+        sums: dict[str, Tensor],
     ) -> None:
         if group.coarse or (self.coarse and not group.direct):
             # Pulling back rounds, so what is summed must be what was measured.
@@ -203,21 +214,13 @@ class Accumulation:
                 for name, gradient in self._pulled_back(group, some).items():
                     _add(sums, name, weighted(gradient, factors[some]))
             return
-        totals: dict[int, Tensor] = {}
         for use in group.uses:
             assert use.g is not None
             term, g, its_factors = use.term, use.g, factors
             if chosen is not None:
                 term, g, its_factors = term.rows(chosen), g[chosen], factors[chosen]
             _add(totals, id(use.weight), term.weighted_sum(g, its_factors))
-        self._add_sum(group.weights, totals, sums)
         group.uses = []
-
-    def _add_sum(
-        self, weights: Sequence[Weight], totals: dict[int, Tensor], sums: dict[str, Tensor]
-    ) -> None:
-        for name, gradient in self._to_parameters(weights, totals, batched=False).items():
-            _add(sums, name, gradient)
 
 
 def _add(totals: dict[_Key, Tensor], key: _Key, part: Tensor) -> None:
@@ -231,6 +234,8 @@ def _where(chosen: Tensor | None, rows: slice, device: torch.device) -> Tensor:
 
 def _join(group: Group) -> bool:
     """Leave one use that stands for all uses of the group's only weight, if that can be."""
+    if len(group.uses) == 1:
+        return True
     pair = joined([(u.term, u.g) for u in group.uses if u.g is not None])
     if pair is None:
         return False
@@ -258,11 +263,10 @@ def _vjp(
 def _groups(uses: Sequence[Use]) -> list[Group]:
     by_root: dict[str, list[Use]] = {}
     for use in uses:
-        merged = [use]
-        for root in use.weight.roots:
-            known = by_root.get(root, [])
-            merged += [u for u in known if u not in merged]
-        for root in set[str]().union(*(u.weight.roots for u in merged)):
-            by_root[root] = merged
+        met = {id(by_root[r]): by_root[r] for r in use.weight.roots if r in by_root}
+        group, *others = met.values() or [[]]
+        group += [use, *(u for members in others for u in members)]
+        roots = use.weight.roots.union(*(u.weight.roots for members in others for u in members))
+        by_root.update(dict.fromkeys(roots, group))
     distinct = {id(members): members for members in by_root.values()}
     return [Group(members) for members in distinct.values()]

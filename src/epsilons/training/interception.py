@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from epsilons.training.layout import (
+    BATCH_FIRST,
     ELEMENTWISE,
     Layout,
     agreeing,
@@ -41,7 +42,7 @@ from epsilons.training.rules.conv import Conv
 from epsilons.training.rules.fallback import fallback
 from epsilons.training.rules.linear import Bias
 from epsilons.training.standardisation import Shape, Standardised, derived_shape
-from epsilons.training.taps import Tap, opened, running_checkpoint
+from epsilons.training.taps import Tap, opened, packs_tensors, running_checkpoint
 from epsilons.training.uses import Use, Weight
 
 
@@ -86,12 +87,12 @@ class Interception(TorchFunctionMode):
 
     def mark_rows(self, tensor: Tensor) -> None:
         """Take a tensor for data with one row per example."""
-        self.mark(tensor, Layout(0))
+        self.mark(tensor, BATCH_FIRST)
 
     def batch_first(self, tensor: Tensor) -> bool:
         """Whether a tensor is data with one row per example."""
         entry = self._data.get(id(tensor))
-        known = entry is not None and entry[0]() is tensor and entry[1] == Layout(0)
+        known = entry is not None and entry[0]() is tensor and entry[1] == BATCH_FIRST
         return known and tensor.shape[0] == self.count
 
     def expect(self, weight: Any, operation: str) -> Use | None:
@@ -140,7 +141,7 @@ class Interception(TorchFunctionMode):
             elif tensor.requires_grad and not tensor.is_leaf:
                 # From what can't be overheard, such as an autograd.Function of the model's own.
                 guess = self.presume and tensor.dim() > 0 and tensor.shape[0] == self.count
-                data.append((tensor, Layout(0) if guess else None))
+                data.append((tensor, BATCH_FIRST if guess else None))
                 guesses.append(guess)
         if func in _DIFFERENTIATING:
             raise UnsupportedLayer(
@@ -199,7 +200,7 @@ class Interception(TorchFunctionMode):
     def _presume(self, out: Any) -> None:
         # An initial state of zeros, noise, a range over the batch: constants, one row per example.
         if isinstance(out, Tensor) and out.dim() > 0 and out.shape[0] == self.count:
-            self.mark(out, Layout(0), presumed=True)
+            self.mark(out, BATCH_FIRST, presumed=True)
 
     def _derive(self, func: Any, args: Any, kwargs: Any, weights: list[Weight]) -> Any:
         name = getattr(func, "__name__", "")
@@ -257,7 +258,8 @@ class Interception(TorchFunctionMode):
         weights: list[Weight],
         presumed: bool,
     ) -> Any:
-        self.recomputes = self.recomputes or running_checkpoint() is not None
+        if packs_tensors():
+            self.recomputes = self.recomputes or running_checkpoint() is not None
         if not presumed and func in FUSED and FUSED[func][1] is RULES[func][0]:
             out = FUSED[func][0](self, *args, **kwargs)
             if out is not NotImplemented:

@@ -23,6 +23,7 @@ from epsilons.training.layout import BATCH_FIRST, swapped, tensors_in
 LossFn = Callable[[nn.Module, Any], Tensor]
 
 NORM_ERROR = 2e-5  # twice the relative error that a norm may carry
+_TINY = sys.float_info.min
 
 
 def supervised(criterion: Callable[..., Tensor]) -> LossFn:
@@ -72,7 +73,8 @@ def clipped_gradients(
     norms: list[Tensor] = []
     for start in range(0, count, size):
         part = slice(start, min(start + size, count))
-        accumulated = _backward(model, loss_fn, examples(batch, part), parameters, keep=True)
+        some = batch if size >= count else examples(batch, part)
+        accumulated = _backward(model, loss_fn, some, parameters, keep=True)
         lengths = accumulated.squares.sqrt()
         clipped = accumulated.clipped_sum(_factors(lengths, limits[part]))
         sums = clipped if sums is None else {k: v.add_(clipped[k]) for k, v in sums.items()}
@@ -165,11 +167,14 @@ def examples(batch: Any, part: slice | Tensor) -> Any:
 
 
 def _factors(norms: Tensor, bounds: Tensor) -> Tensor:
-    factors = (bounds / (norms * (1 + NORM_ERROR))).clamp(max=1.0)
-    return torch.where(norms.isfinite(), factors.nan_to_num(nan=1.0), 0.0)
+    # Where the norm is no number or both are infinite, the quotient is no number either.
+    lengths = (norms * (1 + NORM_ERROR)).clamp_(min=_TINY)
+    return (bounds / lengths).clamp_(max=1.0).nan_to_num_(nan=0.0)
 
 
 def _bounds(bounds: Any, count: int, device: torch.device) -> Tensor:
+    if isinstance(bounds, (int, float)) and bounds >= 0:
+        return torch.full((count,), bounds, dtype=torch.float64, device=device)
     limits = torch.as_tensor(bounds, dtype=torch.float64, device=device)
     if limits.dim() == 0:
         limits = limits.expand(count)

@@ -17,7 +17,7 @@ from epsilons.training.norms import LossFn, clipped_gradients, trainable
 
 
 class Noise(Protocol):
-    """What adds noise to a clipped sum."""
+    """What adds noise to a clipped sum; the result is the caller's own, to be changed in place."""
 
     def added_to(self, sums: dict[str, Tensor], std: float) -> dict[str, Tensor]: ...
 
@@ -47,25 +47,33 @@ def private_step(
         sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
         norms = torch.empty(0, dtype=torch.float64)
     else:
-        limits = torch.as_tensor(
-            plan.max_grad_norm if bounds is None else bounds, dtype=torch.float64
-        )
-        private = plan.noise_std > 0
-        if private and limits.max() > plan.max_grad_norm:
-            raise ValueError(
-                f"a bound exceeds max_grad_norm={plan.max_grad_norm}, which the plan charges for"
-            )
-        if private:
+        limits = plan.max_grad_norm if bounds is None else bounds
+        if plan.noise_std > 0:
             size = sum(p.numel() for p in parameters.values())
-            limits = limits - rounding_charge(plan.noise_std, size)
-            if limits.min() < 0:
-                raise ValueError(
-                    f"a bound is below the rounding of the noise's grid for {size} parameters; "
-                    "expected bounds of at least 1e-5 of the noise"
-                )
+            limits = _with_room(limits, plan, size)
         sums, norms = clipped_gradients(model, loss_fn, batch, limits, micro_batch=micro_batch)
     noisy = noise.added_to(sums, plan.noise_std)
     for name, parameter in parameters.items():
-        parameter.grad = (noisy[name] / plan.batch_size).to(parameter)
+        parameter.grad = noisy[name].div_(plan.batch_size).to(parameter)
     optimizer.step()
     return norms
+
+
+def _with_room(bounds: float | Tensor, plan: Plan | Phase, size: int) -> float | Tensor:
+    """The bounds less what the rounding of `size` sums to the noise's grid may add."""
+    if isinstance(bounds, (int, float)):
+        least = most = bounds
+    else:
+        bounds = torch.as_tensor(bounds, dtype=torch.float64)
+        least, most = (float(b) for b in torch.aminmax(bounds))
+    if most > plan.max_grad_norm:
+        raise ValueError(
+            f"a bound exceeds max_grad_norm={plan.max_grad_norm}, which the plan charges for"
+        )
+    charge = rounding_charge(plan.noise_std, size)
+    if least < charge:
+        raise ValueError(
+            f"a bound is below the rounding of the noise's grid for {size} parameters; "
+            "expected bounds of at least 1e-5 of the noise"
+        )
+    return bounds - charge

@@ -47,6 +47,11 @@ def opened(function: Any) -> Callable[..., Any] | None:
     return body
 
 
+def packs_tensors() -> bool:
+    """Whether someone, as a checkpoint does, keeps in its own way what autograd saves now."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def running_checkpoint() -> str | None:
     """The function of torch.utils.checkpoint that the model is running under, if any."""
     frame = inspect.currentframe()

@@ -122,7 +122,7 @@ class _LayerNorm(torch.autograd.Function):
 
         ∂/∂γ = Σ_t r_t (x_t·g_t) − Σ_t r_t μ_t g_t,   ∂/∂β = Σ_t g_t
 
-    Both sums over g are one matrix product; nothing is normalised a second time.
+    Nothing is normalised a second time.
     """
 
     @staticmethod
@@ -151,13 +151,12 @@ class _LayerNorm(torch.autograd.Function):
             )[0]
         rows, its = x.reshape(ctx.count, -1, x.shape[-1]), g.reshape(ctx.count, -1, x.shape[-1])
         mean, rstd = mean.view(ctx.count, 1, -1), rstd.view(ctx.count, 1, -1)
-        if bool((mean * rstd).abs().max() > _OFF_CENTRE):
-            scale = torch.bmm(rstd, (rows - mean.mT) * its)
-            shift = its.sum(1, keepdim=True)
+        off_centre = mean * rstd
+        if float(torch.linalg.vector_norm(off_centre, torch.inf)) <= _OFF_CENTRE:
+            scale = torch.bmm(rstd, rows * its).baddbmm_(off_centre, its, alpha=-1)
         else:
-            sums = torch.bmm(torch.cat([rstd * mean, torch.ones_like(rstd)], 1), its)
-            scale, shift = torch.bmm(rstd, rows * its) - sums[:, :1], sums[:, 1:]
-        ctx.deliver(scale.squeeze(1), shift.squeeze(1))
+            scale = torch.bmm(rstd, (rows - mean.mT) * its)
+        ctx.deliver(scale.squeeze(1), its.sum(1))
         return (dx, *[None] * 6)
 
 

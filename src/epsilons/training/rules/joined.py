@@ -17,8 +17,6 @@ Pair = tuple[Term, Tensor]  # a term and the output gradient it is to be applied
 
 def joined(pairs: Sequence[Pair]) -> Pair | None:
     """One pair that stands for several, or None: then gradients must be formed and added."""
-    if len(pairs) == 1:
-        return pairs[0]
     linear = [(term, g) for term, g in pairs if isinstance(term, Linear)]
     looked_up = [(term, g) for term, g in pairs if isinstance(term, Embedding)]
     alike = len({term.transposed for term, _ in linear}) == 1
