@@ -119,22 +119,6 @@ def test_words_fill_a_given_array(count):
     assert (given_array == Keystream(KEY, b"noise", position=5).words(count)).all()
 
 
-def test_a_detached_part_has_the_next_bytes_and_no_others():
-    whole = Keystream(KEY, b"noise").read(60)
-    stream = Keystream(KEY, b"noise")
-    parts = [stream.detach(count) for count in (7, 0, 33)]
-    assert stream.position == 40
-    assert stream.read(20) == whole[40:]
-    assert [part.read(count) for part, count in zip(parts, (7, 0, 33), strict=True)] == [
-        whole[:7],
-        b"",
-        whole[7:40],
-    ]
-    for part in parts:
-        with pytest.raises(ValueError, match="beyond the stream"):
-            part.read(1)
-
-
 def test_uniforms_are_the_top_53_bits_of_the_words():
     words = Keystream(KEY, b"noise").words(1000)
     drawn = Keystream(KEY, b"noise").uniforms(1000)
@@ -168,7 +152,6 @@ def test_destroying_overwrites_the_key_and_ends_the_stream():
     for use in (
         lambda: stream.read(1),
         lambda: stream.words(1),
-        lambda: stream.detach(1),
         lambda: stream.seek(0),
         lambda: stream.fork(b"sampling"),
         stream.state,

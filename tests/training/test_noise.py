@@ -1,4 +1,7 @@
 import math
+import os
+import subprocess
+import sys
 from fractions import Fraction
 
 import mpmath
@@ -224,8 +227,7 @@ def _threads():
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_bits_are_those_of_integers_on_any_number_of_threads(threads, dtype, monkeypatch):
-    monkeypatch.setattr("epsilons.training.noise._SHARE", 1 << 18)
+def test_the_bits_are_those_of_integers_on_any_number_of_threads(threads, dtype):
     torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(0)
     sizes = [1, 0, 7, 400_001, 16_384, 16_385, 100, 399_999, 3]
@@ -241,6 +243,25 @@ def test_the_bits_are_those_of_integers_on_any_number_of_threads(threads, dtype,
     assert noise.keystream.position == stream.position
     for name in sums:
         assert noisy[name].numpy().tobytes() == plain[name].numpy().tobytes()
+
+
+FORKED = """
+import os, torch
+from epsilons.training import SeededNoise
+torch.set_num_threads(1)
+sums = {"w": torch.zeros(100_000)}
+SeededNoise(0).added_to(sums, 1.0)
+child = os.fork()
+if not child:
+    SeededNoise(0).added_to(sums, 1.0)
+    os._exit(0)
+raise SystemExit(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes don't fork here")
+def test_on_one_thread_a_forked_process_draws_too():
+    assert subprocess.run([sys.executable, "-c", FORKED], check=False).returncode == 0
 
 
 def test_an_odd_number_of_words_is_refused():

@@ -42,7 +42,7 @@ def gaussian_units(words: _Words, scale: float, out: _Floats | None = None) -> _
         raise ValueError(f"{words.size} words make no pairs; give an even number")
     if out is None:
         out = np.empty(words.size)
-    _box_muller(words, float(scale), out)
+    box_muller(words, float(scale), out)
     return out
 
 
@@ -65,7 +65,8 @@ _BITS_OF_ROOT_HALF = np.float64(math.sqrt(0.5)).view(np.uint64)
 
 
 @_compiled
-def _box_muller(words: _Words, scale: float, out: _Floats) -> None:
+def box_muller(words: _Words, scale: float, out: _Floats) -> None:
+    """The same as `gaussian_units`, for compiled callers."""
     pairs = words.size // 2
     scratch = np.empty((7, _BLOCK))
     for start in range(0, pairs, _BLOCK):

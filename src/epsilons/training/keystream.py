@@ -62,7 +62,6 @@ class Keystream:
         self._key = bytearray(key)
         self._seeded = bool(seeded)
         self._position = position
-        self._end = _LENGTH
         self._cipher: CipherContext | None = self._cipher_at(position)
 
     @classmethod
@@ -116,17 +115,6 @@ class Keystream:
         if _nonce(purpose) == self._nonce:
             raise ValueError(f"purpose {purpose!r} is this stream's own: its bits would repeat")
         return Keystream(self._key, purpose, seeded=self._seeded)
-
-    def detach(self, count: int) -> Keystream:
-        """The next `count` bytes as a stream of their own, to be read at the same time as this one.
-
-        This one goes on after them; the other ends with them.
-        """
-        self._ahead(count)
-        part = Keystream(self._key, self.purpose, position=self._position, seeded=self._seeded)
-        part._end = self._position + count
-        self.seek(part._end)
-        return part
 
     def seek(self, position: int) -> None:
         """Make byte `position` of the stream the next one read."""
@@ -204,9 +192,9 @@ class Keystream:
     def _ahead(self, count: int) -> CipherContext:
         """The cipher, if `count` more bytes may be read."""
         cipher = self._alive()
-        if self._position + count > self._end:
+        if self._position + count > _LENGTH:
             raise ValueError(
-                f"{count} more bytes end beyond the stream's last, {self._end}; start a new key"
+                f"{count} more bytes end beyond the stream's last, {_LENGTH}; start a new key"
             )
         return cipher
 

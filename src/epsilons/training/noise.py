@@ -9,27 +9,28 @@ from __future__ import annotations
 
 import math
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+import threading
 from typing import Any
 
+import numba
 import numpy as np
 import torch
-from numba import njit
+from numba import njit, prange
 from numpy.typing import NDArray
 from torch import Tensor
 
 from epsilons.accounting import checks
-from epsilons.training.gaussian import gaussian_units
+from epsilons.training.gaussian import box_muller
 from epsilons.training.keystream import Keystream
 
 _GRID_BITS = 32
 _UNITS_LIMIT = 2**62  # the noise stays below 2³⁷ units, so the total fits into int64
-_CHUNK = 1 << 14  # coordinates at a time: their scratch stays in the cache
-_SHARE = 1 << 20  # coordinates worth a thread: while torch's own wait for work, they take turns
+_CHUNK = 1 << 14  # coordinates that one thread takes at a time: they stay in its cache
+_BLOCK = 16 * _CHUNK  # coordinates whose random words are drawn together
+_ONE_AT_A_TIME = threading.Lock()  # numba's simplest threads know one caller only
 
+_Words = NDArray[np.uint64]
 _Floats = NDArray[np.floating[Any]]
-_Chunk = tuple[_Floats, _Floats]  # sums, and where they go with noise
 
 
 def grid(std: float) -> float:
@@ -95,27 +96,14 @@ class GridNoise:
         for name, values in exact.items():
             _check_range(name, values, g)
         noisy = {name: np.empty_like(values) for name, values in exact.items()}
-        self._draw(_chunks(exact, noisy), std, g)
+        largest = max(map(len, exact.values()), default=0)
+        scratch = np.empty(min(_BLOCK, _words_for(largest)), np.uint64)
+        for name, values in exact.items():
+            for start in range(0, values.size, _BLOCK):
+                part = values[start : start + _BLOCK]
+                words = self.keystream.fill(scratch[: _words_for(part.size)])
+                _add_noise(words, std / g, part, g, noisy[name][start : start + _BLOCK])
         return {name: _like(total, noisy[name]) for name, total in sums.items()}
-
-    def _draw(self, chunks: list[_Chunk], std: float, g: float) -> None:
-        """Noise for all chunks in their order, the same on any number of threads."""
-        coordinates = sum(exact.size for exact, _ in chunks)
-        threads = min(torch.get_num_threads(), coordinates // _SHARE)
-        if threads <= 1:
-            _add_noise(chunks, self.keystream, std, g)
-            return
-        *others, last = _shares(chunks, threads)
-        streams = [self.keystream.detach(_bytes_for(share)) for share in others]
-        with ThreadPoolExecutor(threads - 1) as pool:
-            drawn = [
-                pool.submit(_add_noise, share, stream, std, g)
-                for share, stream in zip(others, streams, strict=True)
-            ]
-            _add_noise(last, self.keystream, std, g)
-        for stream, share_drawn in zip(streams, drawn, strict=True):
-            stream.destroy()
-            share_drawn.result()
 
 
 class SecureNoise(GridNoise):
@@ -141,12 +129,51 @@ class SeededNoise(GridNoise):
         super().__init__(Keystream.seeded(seed, b"noise"))
 
 
-def _add_noise(chunks: list[_Chunk], stream: Keystream, std: float, g: float) -> None:
-    scratch = np.empty(_CHUNK, dtype=np.uint64)
-    for exact, noisy in chunks:
-        words = stream.fill(scratch[: _words_for(exact.size)])
-        units = gaussian_units(words, std / g, out=words.view(np.float64))
-        _add_units(exact, units, g, noisy)
+def _add_noise(words: _Words, scale: float, exact: _Floats, g: float, noisy: _Floats) -> None:
+    """Noise for a block, the same on any number of threads; `words` is used up.
+
+    One thread is none of numba's: those must not exist in a process that is going to fork.
+    """
+    block = words, scale, exact, g, noisy
+    chunks = -(-exact.size // _CHUNK)
+    threads = min(torch.get_num_threads(), chunks)
+    if threads == 1:
+        _in_turn(chunks, *block)
+        return
+    with _ONE_AT_A_TIME:
+        before = numba.get_num_threads()
+        numba.set_num_threads(min(threads, before))
+        try:
+            _at_once(chunks, *block)
+        finally:
+            numba.set_num_threads(before)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _in_turn(
+    chunks: int, words: _Words, scale: float, exact: _Floats, g: float, noisy: _Floats
+) -> None:
+    for chunk in range(chunks):
+        _add_to_chunk(chunk, words, scale, exact, g, noisy)
+
+
+@njit(cache=True, nogil=True, parallel=True, error_model="numpy")
+def _at_once(
+    chunks: int, words: _Words, scale: float, exact: _Floats, g: float, noisy: _Floats
+) -> None:
+    for chunk in prange(chunks):
+        _add_to_chunk(chunk, words, scale, exact, g, noisy)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _add_to_chunk(
+    chunk: int, words: _Words, scale: float, exact: _Floats, g: float, noisy: _Floats
+) -> None:
+    first, last = chunk * _CHUNK, min((chunk + 1) * _CHUNK, exact.size)
+    its = words[first : last + last % 2]
+    units = its.view(np.float64)
+    box_muller(its, scale, units)
+    _add_units(exact[first:last], units, g, noisy[first:last])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -160,29 +187,9 @@ def _add_units(exact: _Floats, units: _Floats, g: float, noisy: _Floats) -> None
         noisy[i] = (np.rint(exact[i] * per_unit) + units[i]) * g
 
 
-def _chunks(exact: dict[str, _Floats], noisy: dict[str, _Floats]) -> list[_Chunk]:
-    return [
-        (values[start : start + _CHUNK], noisy[name][start : start + _CHUNK])
-        for name, values in exact.items()
-        for start in range(0, values.size, _CHUNK)
-    ]
-
-
-def _shares(chunks: list[_Chunk], count: int) -> list[list[_Chunk]]:
-    """The chunks in their order, cut into `count` runs of about as many coordinates."""
-    sizes = np.array([exact.size for exact, _ in chunks], dtype=np.int64)
-    starts = np.cumsum(sizes) - sizes
-    cuts = np.searchsorted(starts, sizes.sum() * np.arange(1, count) / count).tolist()
-    return [chunks[begin:end] for begin, end in pairwise([0, *cuts, len(chunks)])]
-
-
 def _words_for(coordinates: int) -> int:
-    """How many random words a chunk takes: a pair of them makes two values."""
+    """How many random words coordinates take: a pair of them makes two values."""
     return coordinates + coordinates % 2
-
-
-def _bytes_for(chunks: list[_Chunk]) -> int:
-    return 8 * sum(_words_for(exact.size) for exact, _ in chunks)
 
 
 def _flat(total: Tensor) -> _Floats:
