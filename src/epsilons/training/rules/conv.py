@@ -144,10 +144,9 @@ class Conv(Term):
     def _from_grams(self, g: Tensor, gram: Gram) -> Tensor:
         source, places, _ = self._images(g)
         flat = places.flatten(2)
-        pp, gg = gram(source, places, self.geometry), torch.bmm(flat.mT, flat)
-        squares = torch.bmm(pp.view(len(pp), 1, -1), gg.view(len(gg), -1, 1)).flatten()
-        terms = (pp.diagonal(dim1=1, dim2=2) * gg.diagonal(dim1=1, dim2=2)).sum(1)
-        cancelled = squares < CANCELLATION * terms
+        products = gram(source, places, self.geometry).mul_(torch.bmm(flat.mT, flat))
+        squares = products.sum((1, 2))
+        cancelled = squares < CANCELLATION * products.diagonal(dim1=1, dim2=2).sum(1)
         if bool(cancelled.any()):
             squares[cancelled] = square_norms(self.rows(cancelled).gradients(g[cancelled]))
         return squares

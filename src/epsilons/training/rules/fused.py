@@ -118,7 +118,7 @@ class _GroupNorm(torch.autograd.Function):
 class _LayerNorm(torch.autograd.Function):
     """Layer norm over the last dimension, with mean μ and reciprocal deviation r per place t.
 
-    ∂/∂γ = Σ_t r_t (x_t − μ_t)·g_t,   ∂/∂β = Σ_t g_t
+    ∂/∂γ = Σ_t r_t (x_t − μ_t) g_t,   ∂/∂β = Σ_t g_t
     """
 
     @staticmethod
@@ -146,9 +146,9 @@ class _LayerNorm(torch.autograd.Function):
                 g, x, x.shape[-1:], mean, rstd, weight, bias, [True, False, False]
             )[0]
         rows, its = x.reshape(ctx.count, -1, x.shape[-1]), g.reshape(ctx.count, -1, x.shape[-1])
-        mean, rstd = mean.view(ctx.count, 1, -1), rstd.view(ctx.count, 1, -1)
-        scale = torch.bmm(rstd, (rows - mean.mT).mul_(its))
-        ctx.deliver(scale.squeeze(1), its.sum(1))
+        mean, rstd = mean.view(ctx.count, -1, 1), rstd.view(ctx.count, -1, 1)
+        scale = (rows - mean).mul_(rstd).mul_(its).sum(1)
+        ctx.deliver(scale, its.sum(1))
         return (dx, *[None] * 6)
 
 

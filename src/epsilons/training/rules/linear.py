@@ -80,11 +80,10 @@ def _formed(a: Tensor, g: Tensor) -> Tensor:
 def _gram(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Squared norms of Σ_t g_t a_tᵀ and of Σ_t g_t, which the same products hold."""
     aa, gg = torch.bmm(a, a.mT), torch.bmm(g, g.mT)
-    squares, sums = torch.bmm(aa.view(len(a), 1, -1), gg.view(len(g), -1, 1)), gg.sum((1, 2))
-    squares = squares.flatten()
-    lengths = gg.diagonal(dim1=1, dim2=2)
-    terms = (aa.diagonal(dim1=1, dim2=2) * lengths).sum(1)
-    cancelled = (squares < CANCELLATION * terms) | (sums < CANCELLATION * lengths.sum(1))
+    products = aa.mul_(gg)
+    squares, sums = products.sum((1, 2)), gg.sum((1, 2))
+    terms, lengths = (p.diagonal(dim1=1, dim2=2).sum(1) for p in (products, gg))
+    cancelled = (squares < CANCELLATION * terms) | (sums < CANCELLATION * lengths)
     if bool(cancelled.any()):
         squares[cancelled] = _formed(a[cancelled], g[cancelled])
         sums[cancelled] = square_norms(g[cancelled].sum(1))
