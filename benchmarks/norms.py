@@ -1,8 +1,8 @@
 """Norm pass and private step beside Opacus and torch.func, as ratios to plain training.
 
 One process, methods interleaved, minimum of N rounds, two threads. The allocator keeps freed
-memory, for every method alike, unless `--allocator default`. Memory is the high-water mark of
-tensor bytes that a call adds, relative to the plain call's.
+memory, for every method alike: private steps tell it to. Memory is the high-water mark of tensor
+bytes that a call adds, relative to the plain call's.
 
     python benchmarks/norms.py [--models mlp,wrn] [--rounds 7] [--what norms,step,memory,linear]
 """
@@ -287,13 +287,11 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=25)
     arguments.add_argument("--what", default="norms,step,memory,linear")
     arguments.add_argument("--only", default="", help="methods beside plain, by name")
-    arguments.add_argument("--allocator", choices=("keeping", "default"), default="keeping")
     options = arguments.parse_args()
-    keeps = options.allocator == "keeping" and keep_freed_memory()
     torch.set_num_threads(2)
     warnings.simplefilter("ignore")
     what = options.what.split(",")
-    allocator = "keeps freed memory" if keeps else "has its default settings"
+    allocator = "keeps freed memory" if keep_freed_memory() else "has the user's settings"
     print(
         f"torch {torch.__version__}, {torch.get_num_threads()} threads; the allocator {allocator}"
     )

@@ -30,7 +30,6 @@ from epsilons.release import Budget, release_median_norm
 from epsilons.runs import Run
 from epsilons.settings import Settings
 from epsilons.training import check_model, correct_class, fit, gradient_norms, supervised
-from epsilons.training.allocator import keep_freed_memory
 from epsilons.training.sampling import batch_of
 
 DEMO_EPSILON = 4.0
@@ -180,7 +179,6 @@ def _carried_out(run: Run, settings: Settings, data: Data, model: nn.Module) -> 
             optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * min(step, steps) / steps))
         )
     run.journal.close()
-    keep_freed_memory()
     return fit(
         model,
         optimizer,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from epsilons.accounting.plan import Phase, Plan
+from epsilons.training.allocator import keep_freed_memory
 from epsilons.training.noise import rounding_charge
 from epsilons.training.norms import LossFn, clipped_gradients, trainable
 
@@ -42,6 +43,7 @@ def private_step(
     rounding of the sum to the noise's grid, so that no example moves it by more than its bound.
     Without noise (`clipping="none"`) the bounds are taken as they are, up to ∞.
     """
+    keep_freed_memory()
     parameters = trainable(model)
     if batch is None:
         sums = {name: torch.zeros_like(p) for name, p in parameters.items()}

@@ -179,6 +179,9 @@ class FormedByRows(Term):
     def gradients(self, g: Tensor) -> Tensor:
         return g.view(*g.shape[:3], self.columns, -1).permute(0, 2, 4, 1, 3)
 
+    def formed(self, g: Tensor) -> tuple[Term, Tensor]:
+        return self, g
+
     def ordered(self, filters: Tensor, kernel_rows: int) -> Tensor:
         """Filters (o, c · kernel rows · columns) in the order of g: (kernel rows, o, …)."""
         apart = filters.view(len(filters), -1, kernel_rows, self.columns)
