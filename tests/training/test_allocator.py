@@ -21,11 +21,13 @@ def _told_anew():
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
 def test_memory_that_was_freed_is_not_asked_for_again():
     assert keep_freed_memory()
-    size = 2**24  # 64 MiB, 16,384 pages: beyond what glibc keeps by default
-    torch.ones(size)
+    size, pages = 2**24, 2**14  # 64 MiB: beyond what glibc keeps by default
+    for _ in range(8):  # where it lies settles first
+        torch.ones(size)
     before = page_faults()
-    torch.ones(size)
-    assert page_faults() - before < 1000
+    for _ in range(4):
+        torch.ones(size)
+    assert page_faults() - before < pages
 
 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"])

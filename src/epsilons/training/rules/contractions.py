@@ -84,18 +84,14 @@ def by_rows(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
     n, c, height, width = source.shape
     rows, columns = places.shape[2:]
     reach = rows + (tall - 1) * down
-    copies = source.new_empty(n, wide, c, reach, columns)
+    copies = source.new_zeros(n, wide, c, reach, columns)
     seen = min(height, reach - above)
-    copies[:, :, :, :above] = 0
-    copies[:, :, :, above + seen :] = 0
     for tap in range(wide):
         offset = tap * right - left
-        first = min(max(0, -offset), columns)
-        last = max(first, min(columns, width - offset))
-        its = copies[:, tap, :, above : above + seen]
-        its[..., :first] = 0
-        its[..., last:] = 0
-        its[..., first:last] = source[:, :, :seen, first + offset : last + offset]
+        first, last = max(0, -offset), min(columns, width - offset)
+        if first < last:
+            part = source[:, :, :seen, first + offset : last + offset]
+            copies[:, tap, :, above : above + seen, first:last] = part
     lines, flat = copies.view(n, wide * c, -1), places.reshape(n, places.shape[1], -1)
     formed = source.new_empty(tall, n, places.shape[1], wide * c)
     for tap in range(tall):
