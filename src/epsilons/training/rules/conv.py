@@ -40,7 +40,7 @@ from epsilons.training.rules.registry import (
 Gram = Callable[[Tensor, Tensor, Geometry], Tensor]
 
 # Nanoseconds on one core, fitted to thirty shapes: only their ratios matter, and only for speed.
-_FLOP, _COPY, _ADD, _WRITE, _GROUPED, _CALL = 1 / 55, 0.7, 0.6, 1.0, 2.5, 1000.0
+_FLOP, _COPY, _ADD, _WRITE, _GROUPED, _CALL = 1 / 55, 0.7, 0.6, 1.0, 2.2, 1000.0
 
 
 class Conv(Term):
@@ -216,11 +216,12 @@ def _costs(source: torch.Size, places: torch.Size, geometry: Geometry) -> dict[s
     k, t, s = (math.prod(x) for x in (geometry.kernel, places[3:], source[3:]))
     taps = c // geometry.groups * k
     work, formed = 2 * n * o * taps * t * _FLOP, n * o * taps
-    narrow = 4 if min(c // geometry.groups, o // geometry.groups) < 8 else 1
+    narrow = 2.5 if min(c // geometry.groups, o // geometry.groups) < 8 else 1
+    seen = (2 if geometry.stride[-1] > 1 else 1) * _COPY * n * c * k * t  # apart: twice as slow
     costs = {
-        "patches": work + _COPY * n * c * k * t * (k > 1) + _WRITE * formed + _CALL * n,
+        "patches": work + seen * (k > 1) + _WRITE * formed + _CALL * n,
         "groups": 1.25 * narrow * work + _GROUPED * formed + _CALL * n,
-        "patch grams": _COPY * n * c * k * t + 2 * n * t * t * (taps + o) * _FLOP + 3 * _CALL * n,
+        "patch grams": seen + 2 * n * t * t * (taps + o) * _FLOP + 3 * _CALL * n,
         "shifted grams": math.inf,
         "rows": math.inf,
     }
@@ -230,7 +231,7 @@ def _costs(source: torch.Size, places: torch.Size, geometry: Geometry) -> dict[s
         costs["patch grams"] = math.inf
     elif len(geometry.kernel) == 2 and geometry.stride == (1, 1):
         adds = n * sum(geometry.kernel) * t * t * _ADD
-        copies = 1.4 * _COPY * n * c * geometry.kernel[1] * t
+        copies = 2 * _COPY * n * c * geometry.kernel[1] * t
         costs["rows"] = work + copies + _WRITE * formed + geometry.kernel[0] * _CALL * n
         costs["shifted grams"] = 2 * n * (s * s * c + t * t * o) * _FLOP + adds + 3 * _CALL * n
     return costs
