@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Self
 
 import torch
@@ -36,8 +36,6 @@ from epsilons.training.rules.registry import (
     precise,
     square_norms,
 )
-
-Gram = Callable[[Tensor, Tensor, Geometry], Tensor]
 
 # Nanoseconds on one core, fitted to thirty shapes: only their ratios matter, and only for speed.
 _FLOP, _COPY, _ADD, _WRITE, _GROUPED, _CALL = 1 / 55, 0.7, 0.6, 1.0, 2.2, 1000.0
@@ -134,15 +132,17 @@ class Conv(Term):
             "shifted grams": 2 * math.prod(source.shape[2:]) ** 2,
         }
         each = 4 * scratch[method] * len(source) // max(1, len(g))
-        parts = [(self.rows(part), g[part]) for part in chunks(len(g), each)]
-        if method in _FORMING:
-            found = [term.formed(rows) for term, rows in parts]
-            return torch.cat([form.square_norms(formed) for form, formed in found])
-        grams = shifted_gram if method == "shifted grams" else patch_gram
-        return torch.cat([term._from_grams(rows, grams) for term, rows in parts])
+        parts = chunks(len(g), each)
+        if len(parts) <= 1:
+            return self._square_norms(g, method)
+        return torch.cat([self.rows(part)._square_norms(g[part], method) for part in parts])
 
-    def _from_grams(self, g: Tensor, gram: Gram) -> Tensor:
+    def _square_norms(self, g: Tensor, method: str) -> Tensor:
+        if method in _FORMING:
+            form, formed = self.formed(g)
+            return form.square_norms(formed)
         source, places, _ = self._images(g)
+        gram = shifted_gram if method == "shifted grams" else patch_gram
         flat = places.flatten(2)
         products = gram(source, places, self.geometry).mul_(torch.bmm(flat.mT, flat))
         squares = products.sum((1, 2))

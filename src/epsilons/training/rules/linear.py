@@ -56,8 +56,11 @@ class Linear(Term):
             parts = chunks(len(g), 4 * a.shape[2] * g.shape[2])
             return torch.cat([_formed(a[rows], g[rows]) for rows in parts])
         parts = chunks(len(g), 8 * a.shape[1] ** 2)
-        found = [_gram(a[rows], g[rows]) for rows in parts]
-        squares, sums = (torch.cat(column) for column in zip(*found, strict=True))
+        if len(parts) <= 1:
+            squares, sums = _gram(a, g)
+        else:
+            found = [_gram(a[rows], g[rows]) for rows in parts]
+            squares, sums = (torch.cat(column) for column in zip(*found, strict=True))
         if self.bias is not None:
             self.bias.squares = sums
         return squares

@@ -113,7 +113,7 @@ def weighted(gradients: Tensor, factors: Tensor) -> Tensor:
     return flat.view(gradients.shape[1:])
 
 
-def chunks(count: int, bytes_each: int) -> Iterable[slice]:
+def chunks(count: int, bytes_each: int) -> list[slice]:
     """Ranges of examples that keep scratch below `SCRATCH_BYTES` (one example at least)."""
     size = max(1, SCRATCH_BYTES // max(1, bytes_each))
-    return (slice(start, min(start + size, count)) for start in range(0, count, size))
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
