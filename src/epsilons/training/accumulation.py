@@ -174,6 +174,8 @@ class Accumulation:
         totals: dict[int, Tensor] = {}
         left_out = factors <= 0
         chosen = ~left_out if bool(left_out.any()) else None
+        if all(p.dtype != torch.float64 for p in self.parameters.values()):
+            factors = factors.float()  # once for all
         with torch.autocast(factors.device.type, enabled=False):
             self._add_narrow(factors, chosen, totals)
             for group in self._kept:

@@ -119,7 +119,9 @@ class Bias(Term):
         if self.squares is None:
             return super().weighted_sum(g, factors)
         rows = precise(g).reshape(-1, *self.shape)
-        return factors.to(rows.dtype).repeat_interleave(len(rows) // len(factors)) @ rows
+        factors = factors.to(rows.dtype)
+        places = len(rows) // len(factors)
+        return (factors if places == 1 else factors.repeat_interleave(places)) @ rows
 
 
 def summed_to(g: Tensor, shape: torch.Size) -> Tensor:
