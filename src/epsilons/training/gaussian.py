@@ -17,35 +17,6 @@ _Words = NDArray[np.uint64]
 _Floats = NDArray[np.float64]
 _compiled = njit(cache=True, nogil=True, error_model="numpy")
 
-
-def gaussian_units(words: _Words, scale: float, out: _Floats | None = None) -> _Floats:
-    """As many independent rounded Gaussians as there are random words, an even number.
-
-        ⌊scale·√(−2 ln u)·cos 2πv + ½⌋ and ⌊scale·√(−2 ln u)·sin 2πv + ½⌋     (Box and Muller 1958)
-
-    with u and v from one 64-bit word each: u from the first half of `words`, v from the second;
-    cosines come first. 1 ≤ scale ≤ 2³³ is the standard deviation in units of the grid. They are
-    whole numbers below 2³⁷, none of them −0, written to `out`: also to the memory of `words`.
-
-    Precision: u and 1 − u are relatively exact to 2⁻⁵³ down to 2⁻⁶⁵, so values reach 9.49 standard
-    deviations; a pair beyond would have probability 2⁻⁶⁵. √·, cos and sin are float64, their
-    product is kept to 2⁻⁴⁰ units, and some 2⁷⁰ word pairs share each value near the centre, some
-    2⁴⁵ at 8 standard deviations: no value in between is left out.
-
-    Reproducible: made of correctly rounded IEEE 754 operations alone (+, −, ×, ÷, √, floor), none
-    of them fused, and of no library function, the result is the same on every machine.
-
-    >>> gaussian_units(np.array([2**63, 0], dtype=np.uint64), scale=2.0**32) / 2**32
-    array([1.17741002, 0.        ])
-    """
-    if words.size % 2:
-        raise ValueError(f"{words.size} words make no pairs; give an even number")
-    if out is None:
-        out = np.empty(words.size)
-    box_muller(words, float(scale), out)
-    return out
-
-
 _BLOCK = 512  # pairs at a time: their scratch of 28 KiB stays in the cache
 
 # Taylor coefficients from the highest power down; what follows is below 2⁻⁵⁸ on the range used.
@@ -65,8 +36,23 @@ _BITS_OF_ROOT_HALF = np.float64(math.sqrt(0.5)).view(np.uint64)
 
 
 @_compiled
-def box_muller(words: _Words, scale: float, out: _Floats) -> None:
-    """The same as `gaussian_units`, for compiled callers."""
+def gaussian_units(words: _Words, scale: float, out: _Floats) -> None:
+    """As many independent rounded Gaussians as there are random words, an even number.
+
+        ⌊scale·√(−2 ln u)·cos 2πv + ½⌋ and ⌊scale·√(−2 ln u)·sin 2πv + ½⌋     (Box and Muller 1958)
+
+    with u and v from one 64-bit word each: u from the first half of `words`, v from the second;
+    cosines come first. 1 ≤ scale ≤ 2³³ is the standard deviation in units of the grid. They are
+    whole numbers below 2³⁷, none of them −0, written to `out`: also to the memory of `words`.
+
+    Precision: u and 1 − u are relatively exact to 2⁻⁵³ down to 2⁻⁶⁵, so values reach 9.49 standard
+    deviations; a pair beyond would have probability 2⁻⁶⁵. √·, cos and sin are float64, their
+    product is kept to 2⁻⁴⁰ units, and some 2⁷⁰ word pairs share each value near the centre, some
+    2⁴⁵ at 8 standard deviations: no value in between is left out.
+
+    Reproducible: made of correctly rounded IEEE 754 operations alone (+, −, ×, ÷, √, floor), none
+    of them fused, and of no library function, the result is the same on every machine.
+    """
     pairs = words.size // 2
     scratch = np.empty((7, _BLOCK))
     for start in range(0, pairs, _BLOCK):

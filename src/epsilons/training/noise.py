@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from epsilons.accounting import checks
-from epsilons.training.gaussian import box_muller
+from epsilons.training.gaussian import gaussian_units
 from epsilons.training.keystream import Keystream
 
 _GRID_BITS = 32
@@ -132,7 +132,7 @@ class SeededNoise(GridNoise):
 def _add_noise(words: _Words, scale: float, exact: _Floats, g: float, noisy: _Floats) -> None:
     """Noise for a block, the same on any number of threads; `words` is used up.
 
-    One thread is none of numba's: those must not exist in a process that is going to fork.
+    On one thread none of numba's are started: a process that has them must not fork.
     """
     block = words, scale, exact, g, noisy
     chunks = -(-exact.size // _CHUNK)
@@ -172,7 +172,7 @@ def _add_to_chunk(
     first, last = chunk * _CHUNK, min((chunk + 1) * _CHUNK, exact.size)
     its = words[first : last + last % 2]
     units = its.view(np.float64)
-    box_muller(its, scale, units)
+    gaussian_units(its, scale, units)
     _add_units(exact[first:last], units, g, noisy[first:last])
 
 
