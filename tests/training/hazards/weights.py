@@ -50,6 +50,15 @@ def functional_use_of_a_weight():
 
 
 @hazard
+def weights_used_alone_and_then_as_a_product():
+    def forward(self, x):
+        apart = torch.tanh(x @ self.left) @ self.right
+        return apart + x @ (self.left @ self.right) + torch.tanh(x @ self.left) @ self.right
+
+    return Net(forward, left=parameter(D, 4), right=parameter(4, 3)), squared, sequences()
+
+
+@hazard
 def einsum_over_heads():
     def forward(self, x):
         return torch.einsum("btd,hdk->bhtk", x, self.heads)
