@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
+from epsilons.models.wide_resnet import StandardisedConv2d
 from epsilons.training import (
     UnsupportedLayer,
     clipped_gradients,
@@ -306,9 +307,9 @@ def test_channels_last_changes_nothing(device):
 
 
 class Checkpointed(nn.Module):
-    def __init__(self, *, reentrant):
+    def __init__(self, *, reentrant, body=None):
         super().__init__()
-        self.body, self.head = network()[:4], nn.Linear(4 * 36, 3)
+        self.body, self.head = body or network()[:4], nn.Linear(4 * 36, 3)
         self.reentrant = reentrant
 
     def forward(self, x):
@@ -318,6 +319,12 @@ class Checkpointed(nn.Module):
 
 def test_activation_checkpointing_gives_the_same_gradients():
     assert_agrees(Checkpointed(reentrant=False), cross_entropy, pictures())
+
+
+def test_weights_standardised_within_a_checkpoint_too():
+    first = StandardisedConv2d(1, 4, 3, padding=1)
+    body = nn.Sequential(first, nn.Tanh(), StandardisedConv2d(4, 4, 3, padding=1))
+    assert_agrees(Checkpointed(reentrant=False, body=body), cross_entropy, pictures())
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")

@@ -42,7 +42,7 @@ from epsilons.training.rules.conv import Conv
 from epsilons.training.rules.fallback import fallback
 from epsilons.training.rules.linear import Bias
 from epsilons.training.standardisation import Shape, Standardised, derived_shape
-from epsilons.training.taps import Tap, opened, packs_tensors, running_checkpoint
+from epsilons.training.taps import Tap, opened, packs_tensors, running_checkpoint, unpacked
 from epsilons.training.uses import Use, Weight
 
 
@@ -208,7 +208,8 @@ class Interception(TorchFunctionMode):
             expanded = self._expanded(func, args, kwargs, weights[0])
             if expanded is not None:
                 return expanded
-        out = func(*args, **kwargs)
+        with unpacked():
+            out = func(*args, **kwargs)
         for part in tensors_in(out):
             if not part.requires_grad or id(part) in self._weights:
                 continue

@@ -23,7 +23,6 @@ from torch import Tensor
 from epsilons.training.rules.conv import Conv, FormedByRows
 from epsilons.training.rules.linear import CANCELLATION
 from epsilons.training.rules.registry import Term, chunks
-from epsilons.training.taps import packs_tensors
 
 
 @dataclass(frozen=True)
@@ -120,10 +119,7 @@ def _layer_norm(
     whole_rows = input.dim() == 2 and len(normalized_shape) == 1
     if not (known(input)[0] and whole_rows and weight is None and bias is None):
         return None
-    if packs_tensors():  # then what autograd saved isn't to be asked for
-        rstd = torch.native_layer_norm(input.detach(), normalized_shape, None, None, eps)[2]
-    else:
-        rstd = out.grad_fn._saved_result2  # type: ignore[union-attr]
+    rstd = out.grad_fn._saved_result2.detach()  # type: ignore[union-attr]
     return Standardised(out.detach(), rstd, torch.ones_like(rstd), torch.zeros_like(rstd))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -50,6 +51,17 @@ def opened(function: Any) -> Callable[..., Any] | None:
 def packs_tensors() -> bool:
     """Whether someone, as a checkpoint does, keeps in its own way what autograd saves now."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def unpacked() -> AbstractContextManager[None]:
+    """Have autograd keep what it saves now: gradients are pulled back when checkpoints are over."""
+    if not packs_tensors():
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def running_checkpoint() -> str | None:
