@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from hazards import HAZARDS
 from oracle import DEVICES, assert_agrees, clipped, distance, looped, norms_of, to_device
 from torch import nn
+from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -321,9 +322,17 @@ def test_activation_checkpointing_gives_the_same_gradients():
     assert_agrees(Checkpointed(reentrant=False), cross_entropy, pictures())
 
 
-def test_weights_standardised_within_a_checkpoint_too():
-    first = StandardisedConv2d(1, 4, 3, padding=1)
-    body = nn.Sequential(first, nn.Tanh(), StandardisedConv2d(4, 4, 3, padding=1))
+def standardised():
+    return StandardisedConv2d(1, 4, 3, padding=1)
+
+
+def weight_normed():
+    return parametrizations.weight_norm(nn.Conv2d(1, 4, 3, padding=1))
+
+
+@pytest.mark.parametrize("derived", [standardised, weight_normed])
+def test_derived_weights_within_a_checkpoint_too(derived):
+    body = nn.Sequential(derived(), nn.Tanh(), nn.Conv2d(4, 4, 1))
     assert_agrees(Checkpointed(reentrant=False, body=body), cross_entropy, pictures())
 
 

@@ -169,7 +169,7 @@ class Interception(TorchFunctionMode):
     def backward(self, loss: Tensor, receive: Callable[[Use], None]) -> None:
         """Send gradients back from the loss; every use is handed over with its g."""
         self.uses.clear()  # whoever receives them lets go of each in time
-        self.receive = receive
+        self.receive = _unheard(receive) if self.recomputes else receive
         names, parameters = list(self.parameters), list(self.parameters.values())
         with self if self.recomputes else nullcontext():
             # Every parameter was detached, so none of them can be reached; if one is, say so.
@@ -398,6 +398,16 @@ class Interception(TorchFunctionMode):
             # From a copy: the rule still needs what the operation is about to overwrite.
             result = _IN_PLACE[name](target.clone(), *args[1:], **kwargs)
             return target.copy_(result)
+
+
+def _unheard(receive: Callable[[Use], None]) -> Callable[[Use], None]:
+    """The same, where the interception is active on the way back too: for checkpoints only."""
+
+    def received(use: Use) -> None:
+        with torch._C.DisableTorchFunction():
+            receive(use)
+
+    return received
 
 
 def _spans(weight: Tensor, place: int) -> bool:
