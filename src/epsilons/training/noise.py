@@ -24,7 +24,7 @@ from epsilons.training.gaussian import gaussian_units
 from epsilons.training.keystream import Keystream
 
 _GRID_BITS = 32
-_UNITS_LIMIT = 2**62  # the noise stays below 2³⁷ units, so the total fits into int64
+_UNITS_LIMIT = 2.0**62  # the noise stays below 2³⁷ units, so the total fits into int64
 _CHUNK = 1 << 14  # coordinates that one thread takes at a time: they stay in its cache
 _BLOCK = 16 * _CHUNK  # coordinates whose random words are drawn together
 _ONE_AT_A_TIME = threading.Lock()  # numba's simplest threads know one caller only
@@ -93,16 +93,17 @@ class GridNoise:
             return dict(sums)
         g = grid(std)
         exact = {name: _flat(total) for name, total in sums.items()}
-        for name, values in exact.items():
-            _check_range(name, values, g)
         noisy = {name: np.empty_like(values) for name, values in exact.items()}
+        begin = self.keystream.position
         largest = max(map(len, exact.values()), default=0)
         scratch = np.empty(min(_BLOCK, _words_for(largest)), np.uint64)
         for name, values in exact.items():
             for start in range(0, values.size, _BLOCK):
                 part = values[start : start + _BLOCK]
                 words = self.keystream.fill(scratch[: _words_for(part.size)])
-                _add_noise(words, std / g, part, g, noisy[name][start : start + _BLOCK])
+                if _add_noise(words, std / g, part, g, noisy[name][start : start + _BLOCK]):
+                    self.keystream.seek(begin)  # what was drawn goes no further than here
+                    raise _out_of_range(name, g)
         return {name: _like(total, noisy[name]) for name, total in sums.items()}
 
 
@@ -129,22 +130,22 @@ class SeededNoise(GridNoise):
         super().__init__(Keystream.seeded(seed, b"noise"))
 
 
-def _add_noise(words: _Words, scale: float, exact: _Floats, g: float, noisy: _Floats) -> None:
+def _add_noise(words: _Words, scale: float, exact: _Floats, g: float, noisy: _Floats) -> int:
     """Noise for a block, the same on any number of threads; `words` is used up.
 
+    Returns how many sums don't fit the grid: where there are any, `noisy` means nothing.
     On one thread none of numba's are started: a process that has them must not fork.
     """
     block = words, scale, exact, g, noisy
     chunks = -(-exact.size // _CHUNK)
     threads = min(torch.get_num_threads(), chunks)
     if threads == 1:
-        _in_turn(chunks, *block)
-        return
+        return int(_in_turn(chunks, *block))
     with _ONE_AT_A_TIME:
         before = numba.get_num_threads()
         numba.set_num_threads(min(threads, before))
         try:
-            _at_once(chunks, *block)
+            return int(_at_once(chunks, *block))
         finally:
             numba.set_num_threads(before)
 
@@ -152,39 +153,48 @@ def _add_noise(words: _Words, scale: float, exact: _Floats, g: float, noisy: _Fl
 @njit(cache=True, nogil=True, error_model="numpy")
 def _in_turn(
     chunks: int, words: _Words, scale: float, exact: _Floats, g: float, noisy: _Floats
-) -> None:
+) -> int:
+    outside = 0
     for chunk in range(chunks):
-        _add_to_chunk(chunk, words, scale, exact, g, noisy)
+        outside += _add_to_chunk(chunk, words, scale, exact, g, noisy)
+    return outside
 
 
 @njit(cache=True, nogil=True, parallel=True, error_model="numpy")
 def _at_once(
     chunks: int, words: _Words, scale: float, exact: _Floats, g: float, noisy: _Floats
-) -> None:
+) -> int:
+    outside = 0
     for chunk in prange(chunks):
-        _add_to_chunk(chunk, words, scale, exact, g, noisy)
+        outside += _add_to_chunk(chunk, words, scale, exact, g, noisy)
+    return outside
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _add_to_chunk(
     chunk: int, words: _Words, scale: float, exact: _Floats, g: float, noisy: _Floats
-) -> None:
+) -> int:
     first, last = chunk * _CHUNK, min((chunk + 1) * _CHUNK, exact.size)
     its = words[first : last + last % 2]
     units = its.view(np.float64)
     gaussian_units(its, scale, units)
-    _add_units(exact[first:last], units, g, noisy[first:last])
+    return int(_add_units(exact[first:last], units, g, noisy[first:last]))
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _add_units(exact: _Floats, units: _Floats, g: float, noisy: _Floats) -> None:
+def _add_units(exact: _Floats, units: _Floats, g: float, noisy: _Floats) -> int:
     """g·(round(sum/g) + units), the integers added exactly and then rounded once to float64.
 
-    Both integers are float64 without error, and IEEE 754 rounds their exact total.
+    Both integers are float64 without error, and IEEE 754 rounds their exact total. Returns how
+    many sums are not below the limit, in size; NaN never is.
     """
     per_unit = 1.0 / g
+    outside = 0
     for i in range(exact.size):
-        noisy[i] = (np.rint(exact[i] * per_unit) + units[i]) * g
+        whole = np.rint(exact[i] * per_unit)
+        noisy[i] = (whole + units[i]) * g
+        outside += 0 if abs(whole) < _UNITS_LIMIT else 1
+    return outside
 
 
 def _words_for(coordinates: int) -> int:
@@ -207,19 +217,9 @@ def _like(total: Tensor, values: _Floats) -> Tensor:
     return torch.empty_like(total, dtype=result.dtype, requires_grad=False).copy_(result)
 
 
-def _check_range(name: str, values: _Floats, g: float) -> None:
-    """A `ValueError` unless the sum is finite and fits the grid; it names no value of the sum."""
-    if not _below(values, _UNITS_LIMIT * g):
-        raise ValueError(
-            f"{name}: the clipped sum is not finite or exceeds 2⁶²·grid = {_UNITS_LIMIT * g:.3g}. "
-            "Drop examples with non-finite gradients, and clip, before adding noise."
-        )
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _below(values: _Floats, limit: float) -> bool:
-    """Whether all values are smaller than the limit, in size; NaN never is."""
-    outside = 0
-    for i in range(values.size):
-        outside += 0 if abs(values[i]) < limit else 1
-    return outside == 0
+def _out_of_range(name: str, g: float) -> ValueError:
+    """What to raise for a sum that is not finite or too large; it names no value of the sum."""
+    return ValueError(
+        f"{name}: the clipped sum is not finite or exceeds 2⁶²·grid = {_UNITS_LIMIT * g:.3g}. "
+        "Drop examples with non-finite gradients, and clip, before adding noise."
+    )

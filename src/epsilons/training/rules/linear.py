@@ -109,6 +109,9 @@ class Bias(Term):
     def gradients(self, g: Tensor) -> Tensor:
         return summed_to(precise(g), self.shape)
 
+    def formed(self, g: Tensor) -> tuple[Term, Tensor]:
+        return super().formed(g) if self.squares is None else (self, g)  # the weight holds g too
+
     def forms(self, g: Tensor) -> bool:
         return self.squares is None
 
