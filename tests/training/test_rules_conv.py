@@ -13,7 +13,7 @@ from epsilons.training.norms import batch_norms
 from epsilons.training.rules import conv
 from epsilons.training.standardisation import Standardised
 
-METHODS = ("rows", "patches", "groups", "patch grams", "shifted grams")
+METHODS = ("compiled", "patches", "groups", "patch grams", "shifted grams")
 CONVS = [name for name in HAZARDS if "conv" in name or "standard" in name]
 
 
@@ -21,8 +21,8 @@ def prefer(monkeypatch, method):
     """Make the cost model choose a method wherever it applies at all."""
     costs = conv._costs
 
-    def biased(source, places, geometry):
-        found = costs(source, places, geometry)
+    def biased(*shapes):
+        found = costs(*shapes)
         return {n: c if math.isinf(c) or n != method else -1.0 for n, c in found.items()}
 
     monkeypatch.setattr(conv, "_costs", biased)
@@ -42,13 +42,14 @@ def test_the_method_that_is_preferred_is_the_one_that_runs(method, monkeypatch):
     prefer(monkeypatch, method)
     runs = []
     parts = {
-        "rows": "by_rows",
-        "patches": "by_patches",
-        "groups": "by_groups",
-        "patch grams": "patch_gram",
-        "shifted grams": "shifted_gram",
+        "filter_squares": "compiled",
+        "filter_gradients": "compiled",
+        "by_patches": "patches",
+        "by_groups": "groups",
+        "patch_gram": "patch grams",
+        "shifted_gram": "shifted grams",
     }
-    for name, function in parts.items():
+    for function, name in parts.items():
         original = getattr(conv, function)
         monkeypatch.setattr(conv, function, lambda *a, n=name, f=original: runs.append(n) or f(*a))
     batch_norms(*HAZARDS["conv_zeros_padding"]())
@@ -71,7 +72,7 @@ class StandardisedConv(nn.Module):
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-@pytest.mark.parametrize("method", ["patches", "rows", "shifted grams"])
+@pytest.mark.parametrize("method", ["patches", "compiled", "shifted grams"])
 @pytest.mark.parametrize("size", [4, 8])  # operands kept for the sum, and gradients
 def test_standardised_weights_in_closed_form_agree_with_the_loop(
     size, method, in_place, monkeypatch

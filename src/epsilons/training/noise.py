@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from numba import njit, prange
@@ -22,12 +20,12 @@ from torch import Tensor
 from epsilons.accounting import checks
 from epsilons.training.gaussian import gaussian_units
 from epsilons.training.keystream import Keystream
+from epsilons.training.threads import compiled_threads
 
 _GRID_BITS = 32
 _UNITS_LIMIT = 2.0**62  # the noise stays below 2³⁷ units, so the total fits into int64
 _CHUNK = 1 << 14  # coordinates that one thread takes at a time: they stay in its cache
 _BLOCK = 16 * _CHUNK  # coordinates whose random words are drawn together
-_ONE_AT_A_TIME = threading.Lock()  # numba's simplest threads know one caller only
 
 _Words = NDArray[np.uint64]
 _Floats = NDArray[np.floating[Any]]
@@ -134,20 +132,14 @@ def _add_noise(words: _Words, scale: float, exact: _Floats, g: float, noisy: _Fl
     """Noise for a block, the same on any number of threads; `words` is used up.
 
     Returns how many sums don't fit the grid: where there are any, `noisy` means nothing.
-    On one thread none of numba's are started: a process that has them must not fork.
     """
     block = words, scale, exact, g, noisy
     chunks = -(-exact.size // _CHUNK)
     threads = min(torch.get_num_threads(), chunks)
     if threads == 1:
         return int(_in_turn(chunks, *block))
-    with _ONE_AT_A_TIME:
-        before = numba.get_num_threads()
-        numba.set_num_threads(min(threads, before))
-        try:
-            return int(_at_once(chunks, *block))
-        finally:
-            numba.set_num_threads(before)
+    with compiled_threads(threads):
+        return int(_at_once(chunks, *block))
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

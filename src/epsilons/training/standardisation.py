@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epsilons.training.rules.conv import Conv, FormedByRows
+from epsilons.training.rules.conv import Conv
 from epsilons.training.rules.linear import CANCELLATION
 from epsilons.training.rules.registry import Term, chunks
 
@@ -63,12 +63,9 @@ class Standardised:
 
     def _by_filter(self, form: Term, formed: Tensor, with_sums: bool) -> tuple[Tensor, ...]:
         """‖R_o‖², and if asked ⟨ŵ_o, R_o⟩ and ⟨1, R_o⟩, (B, o) each."""
-        if isinstance(form, FormedByRows):  # (B, kernel rows, o, rest)
-            r, rows = formed, form.ordered(self.rows, formed.shape[1])
-        else:
-            r, rows = formed.flatten(2).unsqueeze(1), self.rows
-        squares = torch.linalg.vector_norm(r, dim=3).square().sum(1)
-        return (squares, (r * rows).sum(3).sum(1), r.sum(3).sum(1)) if with_sums else (squares,)
+        r = form.gradients(formed).flatten(2)
+        squares = torch.linalg.vector_norm(r, dim=2).square()
+        return (squares, (r * self.rows).sum(2), r.sum(2)) if with_sums else (squares,)
 
 
 @dataclass(frozen=True)

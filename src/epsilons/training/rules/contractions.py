@@ -74,32 +74,6 @@ def by_groups(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
     )
 
 
-def by_rows(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
-    """Formed gradients, (kernel rows, N, o, kernel columns · c), from copies shifted sideways only.
-
-    In an image as wide as the output, a step down is a step of one width in memory: each row of
-    the kernel reads the same copies from another start, and nothing else is laid out.
-    """
-    (tall, wide), _, (above, left), (down, right), _ = geometry
-    n, c, height, width = source.shape
-    rows, columns = places.shape[2:]
-    reach = rows + (tall - 1) * down
-    copies = source.new_zeros(n, wide, c, reach, columns)
-    seen = min(height, reach - above)
-    for tap in range(wide):
-        offset = tap * right - left
-        first, last = max(0, -offset), min(columns, width - offset)
-        if first < last:
-            part = source[:, :, :seen, first + offset : last + offset]
-            copies[:, tap, :, above : above + seen, first:last] = part
-    lines, flat = copies.view(n, wide * c, -1), places.reshape(n, places.shape[1], -1)
-    formed = source.new_empty(tall, n, places.shape[1], wide * c)
-    for tap in range(tall):
-        start = tap * down * columns
-        torch.bmm(flat, lines[:, :, start : start + rows * columns].mT, out=formed[tap])
-    return formed
-
-
 def by_patches(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
     """Formed gradients, from patches laid out in memory."""
     n, groups = len(source), geometry.groups

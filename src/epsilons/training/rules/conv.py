@@ -21,12 +21,12 @@ from epsilons.training.rules.contractions import (
     Sizes,
     by_groups,
     by_patches,
-    by_rows,
     patch_gram,
     shifted_gram,
     symmetric,
     weight_gradient,
 )
+from epsilons.training.rules.filters import filter_cost, filter_gradients, filter_squares
 from epsilons.training.rules.linear import CANCELLATION
 from epsilons.training.rules.registry import (
     Formed,
@@ -101,12 +101,8 @@ class Conv(Term):
 
     def formed(self, g: Tensor) -> tuple[Term, Tensor]:
         source, places, per_example = self._images(g)
-        method = self._method(g, _FORMING)
-        if method == "rows":
-            found = by_rows(source, places, self.geometry)
-            return FormedByRows(self.geometry.kernel[1]), found.transpose(0, 1)
-        form = by_groups if method == "groups" else by_patches
-        each = form(source, places, self.geometry)
+        forms = {"compiled": filter_gradients, "groups": by_groups, "patches": by_patches}
+        each = forms[self._method(g, _FORMING)](source, places, self.geometry)
         if per_example > 1:
             each = each.view(-1, per_example, *each.shape[1:]).sum(1)
         return Formed(), each
@@ -115,19 +111,23 @@ class Conv(Term):
         assert self.data is not None
         shapes = self.data.shape, g.shape
         source, places = reversed(shapes) if self.swapped else shapes
-        return _cheapest(source, places, self.geometry, among)
+        precision = precise(self.data).dtype, precise(g).dtype
+        host = self.data.device.type == "cpu" and precision == (torch.float32,) * 2
+        return _cheapest(source, places, self.geometry, host, among)
 
     def forms(self, g: Tensor) -> bool:
         return self._method(g) in _FORMING
 
     def square_norms(self, g: Tensor) -> Tensor:
         method = self._method(g)
-        source, places, _ = self._images(g)
+        source, places, per_example = self._images(g)
+        if method == "compiled" and per_example == 1:
+            return filter_squares(source, places, self.geometry)
         seen = math.prod(places.shape[2:]) * source.shape[1]
         scratch = {
             "patches": seen * math.prod(self.geometry.kernel),
             "patch grams": seen * math.prod(self.geometry.kernel),
-            "rows": seen * self.geometry.kernel[-1],
+            "compiled": places.shape[1] * source.shape[1] * math.prod(self.geometry.kernel),
             "groups": places.shape[1] * source.shape[1] * math.prod(self.geometry.kernel),
             "shifted grams": 2 * math.prod(source.shape[2:]) ** 2,
         }
@@ -169,48 +169,26 @@ class Conv(Term):
         return torch.stack(list(parts)).sum(0)
 
 
-class FormedByRows(Term):
-    """A term whose g holds what `by_rows` formed: (B, kernel rows, o, kernel columns · c)."""
-
-    def __init__(self, columns: int) -> None:
-        super().__init__(None)
-        self.columns = columns
-
-    def gradients(self, g: Tensor) -> Tensor:
-        return g.view(*g.shape[:3], self.columns, -1).permute(0, 2, 4, 1, 3)
-
-    def formed(self, g: Tensor) -> tuple[Term, Tensor]:
-        return self, g
-
-    def ordered(self, filters: Tensor, kernel_rows: int) -> Tensor:
-        """Filters (o, c · kernel rows · columns) in the order of g: (kernel rows, o, …)."""
-        apart = filters.view(len(filters), -1, kernel_rows, self.columns)
-        return apart.permute(2, 0, 3, 1).flatten(2)
-
-    def square_norms(self, g: Tensor) -> Tensor:
-        lengths: Tensor = torch.linalg.vector_norm(g.transpose(0, 1).flatten(2), dim=2)
-        return lengths.square().sum(0)
-
-    def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
-        total = torch.matmul(factors.to(g.dtype), g.transpose(0, 1).flatten(2))
-        return self.gradients(total.view(1, *g.shape[1:]))[0]
-
-
-_FORMING = frozenset({"rows", "groups", "patches"})
-_SUMMED = frozenset({"groups", "patches"})  # where an example has several images
+_FORMING = frozenset({"compiled", "groups", "patches"})
 
 
 @functools.lru_cache(4096)
 def _cheapest(
-    source: torch.Size, places: torch.Size, geometry: Geometry, among: frozenset[str] | None
+    source: torch.Size,
+    places: torch.Size,
+    geometry: Geometry,
+    host: bool,
+    among: frozenset[str] | None,
 ) -> str:
-    costs = _costs(source, places, geometry)
+    costs = _costs(source, places, geometry, host)
     if source[1] > 1:
-        among = _SUMMED
+        among = _FORMING  # an example's images are to be summed
     return min(among or costs, key=lambda name: costs[name])
 
 
-def _costs(source: torch.Size, places: torch.Size, geometry: Geometry) -> dict[str, float]:
+def _costs(
+    source: torch.Size, places: torch.Size, geometry: Geometry, host: bool
+) -> dict[str, float]:
     """What each method costs for shapes (B, M, C, …)."""
     n, c, o = source[0] * source[1], source[2], places[2]
     k, t, s = (math.prod(x) for x in (geometry.kernel, places[3:], source[3:]))
@@ -223,16 +201,16 @@ def _costs(source: torch.Size, places: torch.Size, geometry: Geometry) -> dict[s
         "groups": 1.25 * narrow * work + _GROUPED * formed + _CALL * n,
         "patch grams": seen + 2 * n * t * t * (taps + o) * _FLOP + 3 * _CALL * n,
         "shifted grams": math.inf,
-        "rows": math.inf,
+        "compiled": math.inf,
     }
     if not symmetric(source, places, geometry):
         costs["groups"] = math.inf
+    if host and len(geometry.kernel) == 2:
+        costs["compiled"] = n * filter_cost(source[2:], places[2:], geometry)
     if geometry.groups > 1:
         costs["patch grams"] = math.inf
     elif len(geometry.kernel) == 2 and geometry.stride == (1, 1):
         adds = n * sum(geometry.kernel) * t * t * _ADD
-        copies = 2 * _COPY * n * c * geometry.kernel[1] * t
-        costs["rows"] = work + copies + _WRITE * formed + geometry.kernel[0] * _CALL * n
         costs["shifted grams"] = 2 * n * (s * s * c + t * t * o) * _FLOP + adds + 3 * _CALL * n
     return costs
 

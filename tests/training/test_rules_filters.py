@@ -1,0 +1,109 @@
+"""Compiled filter gradients: any walk over the images, any number of threads."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epsilons.training.rules.contractions import Geometry
+from epsilons.training.rules.filters import filter_gradients, filter_squares
+
+
+@st.composite
+def walks(draw):
+    """Geometry, input size and output size: padding in front, and any padding behind."""
+    kernel, stride, before, after, dilation = (
+        (draw(st.integers(low, high)), draw(st.integers(low, high)))
+        for low, high in ((1, 5), (1, 3), (0, 4), (0, 4), (1, 3))
+    )
+    size = (draw(st.integers(1, 13)), draw(st.integers(1, 13)))
+    out = tuple(
+        (n + b + a - d * (k - 1) - 1) // s + 1
+        for n, k, s, b, a, d in zip(size, kernel, stride, before, after, dilation, strict=True)
+    )
+    geometry = Geometry(kernel, stride, before, dilation, draw(st.sampled_from([1, 2])))
+    return geometry, size, out
+
+
+def slowly(source, places, geometry):
+    """Σ_t g_t p_tᵀ in float64, tap by tap."""
+    (tall, wide), (down, across), (above, left), (dy, dx), groups = geometry
+    rows, columns = places.shape[2:]
+    below = (rows - 1) * down + (tall - 1) * dy + 1 - above - source.shape[2]
+    right = (columns - 1) * across + (wide - 1) * dx + 1 - left - source.shape[3]
+    padded = F.pad(source.double(), (left, max(0, right), above, max(0, below)))
+    n, c, o = len(source), source.shape[1] // groups, places.shape[1] // groups
+    g = places.double().reshape(n, groups, o, -1)
+    found = torch.empty(n, groups, o, c, tall, wide, dtype=torch.float64)
+    for i in range(tall):
+        for j in range(wide):
+            y, x = i * dy, j * dx
+            seen = padded[:, :, y : y + (rows - 1) * down + 1 : down]
+            seen = seen[..., x : x + (columns - 1) * across + 1 : across]
+            found[..., i, j] = g @ seen.reshape(n, groups, c, -1).mT
+    return found.view(n, groups * o, c, tall, wide)
+
+
+@settings(max_examples=300, deadline=None)
+@given(walks(), st.integers(1, 3), st.integers(1, 6), st.integers(0, 2**31))
+def test_any_walk_agrees_with_taps_one_by_one(walk, channels, outputs, seed):
+    geometry, size, out = walk
+    if min(out) < 1:
+        return
+    draws = torch.Generator().manual_seed(seed)
+    source = torch.randn(3, channels * geometry.groups, *size, generator=draws)
+    places = torch.randn(3, outputs * geometry.groups, *out, generator=draws)
+    expected = slowly(source, places, geometry)
+    scale = slowly(source.abs(), places.abs(), geometry)  # what rounding is relative to
+    found = filter_gradients(source, places, geometry)
+    assert found.shape == expected.shape
+    assert ((found - expected).abs() <= 1e-6 * scale + 1e-30).all()
+    squares = expected.square().sum((1, 2, 3, 4))
+    slack = 1e-5 * scale.square().sum((1, 2, 3, 4)) + 1e-30
+    assert ((filter_squares(source, places, geometry) - squares).abs() <= slack).all()
+
+
+SAME = Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)
+
+
+@pytest.mark.parametrize("size", [(7, 9), (40, 50)])  # within a tile, and across two
+def test_any_number_of_threads_gives_the_same_bits(size):
+    torch.manual_seed(0)
+    source, places = torch.randn(5, 3, *size), torch.randn(5, 6, *size)
+    threads = torch.get_num_threads()
+    found = {}
+    try:
+        for count in (1, 2, 8):
+            torch.set_num_threads(count)
+            found[count] = (
+                filter_gradients(source, places, SAME),
+                filter_squares(source, places, SAME),
+            )
+    finally:
+        torch.set_num_threads(threads)
+    for count in (2, 8):
+        for one, other in zip(found[1], found[count], strict=True):
+            assert torch.equal(one, other)
+    assert torch.allclose(found[1][0].double(), slowly(source, places, SAME), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("where", ["source", "places"])
+def test_what_is_not_finite_stays_so_and_stays_with_its_image(bad, where):
+    torch.manual_seed(0)
+    tensors = {"source": torch.randn(4, 2, 6, 6), "places": torch.randn(4, 5, 6, 6)}
+    clean = filter_squares(*tensors.values(), SAME)
+    tensors[where][2, 1, 3, 3] = bad
+    dirty = filter_squares(*tensors.values(), SAME)
+    assert not dirty[2].isfinite()
+    assert torch.equal(dirty[[0, 1, 3]], clean[[0, 1, 3]])
+
+
+def test_no_images_have_no_gradients():
+    assert filter_gradients(torch.empty(0, 2, 6, 6), torch.empty(0, 4, 6, 6), SAME).shape == (
+        0, 4, 2, 3, 3,
+    )  # fmt: skip
+    assert filter_squares(torch.empty(0, 2, 6, 6), torch.empty(0, 4, 6, 6), SAME).shape == (0,)
