@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from epsilons.accounting import checks
+from epsilons.training.compiled import compiled_threads
 from epsilons.training.gaussian import gaussian_units
 from epsilons.training.keystream import Keystream
-from epsilons.training.threads import compiled_threads
 
 _GRID_BITS = 32
 _UNITS_LIMIT = 2.0**62  # the noise stays below 2³⁷ units, so the total fits into int64

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from epsilons.training.compiled import compilable
 from epsilons.training.rules.contractions import (
     Geometry,
     Sizes,
@@ -111,8 +112,7 @@ class Conv(Term):
         assert self.data is not None
         shapes = self.data.shape, g.shape
         source, places = reversed(shapes) if self.swapped else shapes
-        precision = precise(self.data).dtype, precise(g).dtype
-        host = self.data.device.type == "cpu" and precision == (torch.float32,) * 2
+        host = compilable(precise(self.data), precise(g))
         return _cheapest(source, places, self.geometry, host, among)
 
     def forms(self, g: Tensor) -> bool:

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import prange
 from numpy.typing import NDArray
 from torch import Tensor
 
+from epsilons.training.compiled import compiled_threads, reordered
 from epsilons.training.rules.contractions import Geometry
-from epsilons.training.threads import compiled_threads
 
 _OUTPUTS, _TAPS = 4, 3  # as many sums as there are registers
 _LANES = 8  # places that a register holds
@@ -29,11 +29,6 @@ _PRODUCT, _BLOCK, _COPY = 1 / 42, 30.0, 0.5
 
 _Floats = NDArray[Any]
 _Whole = NDArray[np.int64]
-
-# Sums may be reordered, as in any library; what isn't finite stays so.
-_compiled = functools.partial(
-    njit, cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"}
-)
 
 
 def filter_gradients(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
@@ -125,7 +120,7 @@ def _full(count: int) -> int:
     return -(-count // _LANES) * _LANES
 
 
-@_compiled(parallel=True)
+@reordered(parallel=True)
 def _at_once(
     threads: int, images: _Floats, places: _Floats, walk: _Walk, found: _Floats, squares: _Floats
 ) -> None:
@@ -136,7 +131,7 @@ def _at_once(
         _some(t * n // threads, (t + 1) * n // threads, images, places, its, found, squares)
 
 
-@_compiled()
+@reordered()
 def _some(
     first: int,
     last: int,
@@ -166,7 +161,7 @@ def _some(
             found[i] = sums[:outputs, :, :taps]
 
 
-@_compiled()
+@reordered()
 def _spread(image: _Floats, walk: _Walk, x: _Floats) -> None:
     """Write an image's channels where the taps look for them; the padding already is zero."""
     channels, height, wide = image.shape
@@ -190,7 +185,7 @@ def _spread(image: _Floats, walk: _Walk, x: _Floats) -> None:
                                 target[i] = seen[i * walk.across]
 
 
-@_compiled()
+@reordered()
 def _spread_places(places: _Floats, walk: _Walk, g: _Floats) -> None:
     """The same for what came back to the places."""
     outputs, rows, columns = places.shape
@@ -201,7 +196,7 @@ def _spread_places(places: _Floats, walk: _Walk, g: _Floats) -> None:
                 target[column] = seen[column]
 
 
-@_compiled()
+@reordered()
 def _contract(x: _Floats, g: _Floats, first: int, last: int, taps: _Whole, sums: _Floats) -> None:
     """Add Σ_p g_op · x_c,p+tap over the places p from first to last, for all o, c and taps."""
     zero = x.dtype.type(0)
@@ -237,14 +232,14 @@ def _contract(x: _Floats, g: _Floats, first: int, last: int, taps: _Whole, sums:
                 _add(sums[o + 3, c, tap:], a3, b3, d3)
 
 
-@_compiled()
+@reordered()
 def _add(sums: _Floats, a: Any, b: Any, d: Any) -> None:
     sums[0] += a
     sums[1] += b
     sums[2] += d
 
 
-@_compiled()
+@reordered()
 def _square(values: _Floats) -> float:
     total = values.dtype.type(0)
     for i in range(values.size):

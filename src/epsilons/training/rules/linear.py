@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from epsilons.training.compiled import compilable
+from epsilons.training.rules.pairs import pair_sums
 from epsilons.training.rules.registry import (
     Term,
     chunks,
@@ -42,7 +44,10 @@ class Linear(Term):
 
     def forms(self, g: Tensor) -> bool:
         a, g = self.operands(g)
-        return a.shape[1] > 1 and 2 * a.shape[1] ** 2 > a.shape[2] * g.shape[2]
+        places, formed = a.shape[1], a.shape[2] * g.shape[2]
+        if compilable(a, g):
+            return places > 1 and places * (a.shape[2] + g.shape[2]) > 1.5 * formed
+        return places > 1 and 2 * places**2 > formed
 
     def square_norms(self, g: Tensor) -> Tensor:
         forms = self.forms(g)
@@ -55,7 +60,7 @@ class Linear(Term):
         if forms:
             parts = chunks(len(g), 4 * a.shape[2] * g.shape[2])
             return torch.cat([_formed(a[rows], g[rows]) for rows in parts])
-        parts = chunks(len(g), 8 * a.shape[1] ** 2)
+        parts = chunks(len(g), 0 if compilable(a, g) else 8 * a.shape[1] ** 2)
         if len(parts) <= 1:
             squares, sums = _gram(a, g)
         else:
@@ -82,10 +87,13 @@ def _formed(a: Tensor, g: Tensor) -> Tensor:
 
 def _gram(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Squared norms of Σ_t g_t a_tᵀ and of Σ_t g_t, which the same products hold."""
-    aa, gg = torch.bmm(a, a.mT), torch.bmm(g, g.mT)
-    products = aa.mul_(gg)
-    squares, sums = products.sum((1, 2)), gg.sum((1, 2))
-    terms, lengths = (p.diagonal(dim1=1, dim2=2).sum(1) for p in (products, gg))
+    if compilable(a, g):
+        squares, terms, sums, lengths = pair_sums(a, g)
+    else:
+        aa, gg = torch.bmm(a, a.mT), torch.bmm(g, g.mT)
+        products = aa.mul_(gg)
+        squares, sums = products.sum((1, 2)), gg.sum((1, 2))
+        terms, lengths = (p.diagonal(dim1=1, dim2=2).sum(1) for p in (products, gg))
     cancelled = (squares < CANCELLATION * terms) | (sums < CANCELLATION * lengths)
     if bool(cancelled.any()):
         squares[cancelled] = _formed(a[cancelled], g[cancelled])

@@ -1,14 +1,28 @@
-"""Threads of compiled loops."""
+"""Compiled loops for host memory, and their threads."""
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numba
+import torch
+from numba import njit
+from torch import Tensor
 
 _ONE_AT_A_TIME = threading.Lock()  # numba's simplest threads know one caller only
+
+# A loop whose sums may be reordered, as in any library; what isn't finite stays so.
+reordered = functools.partial(
+    njit, cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"}
+)
+
+
+def compilable(*tensors: Tensor) -> bool:
+    """Whether tensors are such as compiled loops take: single precision, in host memory."""
+    return all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
 
 
 @contextmanager
