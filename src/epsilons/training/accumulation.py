@@ -29,10 +29,9 @@ class Group:
     def __init__(self, uses: list[Use]) -> None:
         self.uses = uses
         self.waiting = len(uses)
-        weights = {id(u.weight): u.weight for u in uses}
-        self.weights = list(weights.values())
+        self.weights = list(dict.fromkeys(u.weight for u in uses))
         # One tensor whose gradient has the parameter's norm: nothing to pull back.
-        self.direct = len(weights) == 1 and self.weights[0].rearranged and not self.coarse
+        self.direct = len(self.weights) == 1 and self.weights[0].rearranged and not self.coarse
 
     @property
     def coarse(self) -> bool:
@@ -265,8 +264,11 @@ def _vjp(
 def _groups(uses: Sequence[Use]) -> list[Group]:
     by_root: dict[str, list[Use]] = {}
     for use in uses:
+        if by_root.keys().isdisjoint(use.weight.roots):
+            by_root.update(dict.fromkeys(use.weight.roots, [use]))
+            continue
         met = {id(by_root[r]): by_root[r] for r in use.weight.roots if r in by_root}
-        group, *others = met.values() or [[]]
+        group, *others = met.values()
         group += [use, *(u for members in others for u in members)]
         roots = use.weight.roots.union(*(u.weight.roots for members in others for u in members))
         by_root.update(dict.fromkeys(roots, group))
