@@ -38,7 +38,7 @@ from epsilons.training.norms import batch_norms
 
 Call = Callable[[], Any]
 BOUND, NOISE, RATE = 1.0, 1.0, 1e-6
-LEAST_SECONDS = 2.5  # that the plain call takes in all rounds together
+LEAST_SECONDS = 2.0  # that the plain call takes in all rounds together
 CLASSES, VOCABULARY, LENGTH, WIDTH = 10, 1000, 64, 128
 
 
@@ -230,6 +230,8 @@ def working(calls: dict[str, Call]) -> dict[str, Call]:
 def best_times(calls: dict[str, Call], rounds: int) -> dict[str, float]:
     """Seconds, the least of several interleaved rounds; slow peers get fewer."""
     times = {name: float("inf") for name in calls}
+    gc.collect()
+    gc.freeze()  # so that collecting between calls has little to look at
     number = 0
     while number < max(rounds, LEAST_SECONDS / times["plain"]):
         number += 1
