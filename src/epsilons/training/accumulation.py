@@ -265,7 +265,8 @@ def _groups(uses: Sequence[Use]) -> list[Group]:
     by_root: dict[str, list[Use]] = {}
     for use in uses:
         if by_root.keys().isdisjoint(use.weight.roots):
-            by_root.update(dict.fromkeys(use.weight.roots, [use]))
+            alone = [use]
+            by_root.update(dict.fromkeys(use.weight.roots, alone))
             continue
         met = {id(by_root[r]): by_root[r] for r in use.weight.roots if r in by_root}
         group, *others = met.values()

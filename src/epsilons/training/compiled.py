@@ -29,8 +29,11 @@ def compilable(*tensors: Tensor) -> bool:
 def compiled_threads(count: int) -> Iterator[None]:
     """Have compiled loops run on so many threads, if there are as many.
 
-    Not to be entered for one thread: a process that has started numba's must not fork.
+    For one thread none of numba's are started: a process that has them must not fork.
     """
+    if count <= 1:
+        yield
+        return
     with _ONE_AT_A_TIME:
         before = numba.get_num_threads()
         numba.set_num_threads(min(count, before))

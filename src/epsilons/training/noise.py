@@ -95,13 +95,15 @@ class GridNoise:
         begin = self.keystream.position
         largest = max(map(len, exact.values()), default=0)
         scratch = np.empty(min(_BLOCK, _words_for(largest)), np.uint64)
-        for name, values in exact.items():
-            for start in range(0, values.size, _BLOCK):
-                part = values[start : start + _BLOCK]
-                words = self.keystream.fill(scratch[: _words_for(part.size)])
-                if _add_noise(words, std / g, part, g, noisy[name][start : start + _BLOCK]):
-                    self.keystream.seek(begin)  # what was drawn goes no further than here
-                    raise _out_of_range(name, g)
+        threads = min(torch.get_num_threads(), -(-largest // _CHUNK))
+        with compiled_threads(threads):
+            for name, values in exact.items():
+                for start in range(0, values.size, _BLOCK):
+                    part, to = (a[start : start + _BLOCK] for a in (values, noisy[name]))
+                    words = self.keystream.fill(scratch[: _words_for(part.size)])
+                    if _add_noise(threads, words, std / g, part, g, to):
+                        self.keystream.seek(begin)  # what was drawn goes no further than here
+                        raise _out_of_range(name, g)
         return {name: _like(total, noisy[name]) for name, total in sums.items()}
 
 
@@ -128,18 +130,16 @@ class SeededNoise(GridNoise):
         super().__init__(Keystream.seeded(seed, b"noise"))
 
 
-def _add_noise(words: _Words, scale: float, exact: _Floats, g: float, noisy: _Floats) -> int:
+def _add_noise(
+    threads: int, words: _Words, scale: float, exact: _Floats, g: float, noisy: _Floats
+) -> int:
     """Noise for a block, the same on any number of threads; `words` is used up.
 
     Returns how many sums don't fit the grid: where there are any, `noisy` means nothing.
     """
-    block = words, scale, exact, g, noisy
     chunks = -(-exact.size // _CHUNK)
-    threads = min(torch.get_num_threads(), chunks)
-    if threads == 1:
-        return int(_in_turn(chunks, *block))
-    with compiled_threads(threads):
-        return int(_at_once(chunks, *block))
+    run = _in_turn if min(threads, chunks) == 1 else _at_once
+    return int(run(chunks, words, scale, exact, g, noisy))
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
