@@ -1,0 +1,58 @@
+"""Compiled sums over pairs of places: any sizes, any number of threads."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epsilons.training.rules.pairs import pair_sums
+
+
+def slowly(a, g):
+    """The same four sums from whole Gram matrices, in float64."""
+    ours, theirs = (t.double() @ t.double().mT for t in (a, g))
+    both = ours * theirs
+    return [
+        each
+        for gram in (both, theirs)
+        for each in (gram.sum((1, 2)), gram.diagonal(dim1=1, dim2=2).sum(1))
+    ]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 14), st.integers(1, 20), st.integers(1, 20), st.integers(0, 2**31))
+def test_any_sizes_agree_with_whole_matrices(places, d, p, seed):
+    draws = torch.Generator().manual_seed(seed)
+    a = torch.randn(3, places, d, generator=draws)
+    g = torch.randn(3, places, p, generator=draws)
+    scale = slowly(a.abs(), g.abs())  # what rounding is relative to
+    for found, expected, size in zip(pair_sums(a, g), slowly(a, g), scale, strict=True):
+        assert ((found - expected).abs() <= 1e-6 * size).all()
+
+
+def test_any_number_of_threads_gives_the_same_bits():
+    torch.manual_seed(0)
+    a, g = torch.randn(5, 9, 33), torch.randn(5, 9, 7)
+    threads, found = torch.get_num_threads(), {}
+    try:
+        for count in (1, 2, 8):
+            torch.set_num_threads(count)
+            found[count] = torch.stack(pair_sums(a, g))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found[1], found[2])
+    assert torch.equal(found[1], found[8])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("where", [0, 1])
+def test_what_is_not_finite_stays_so_and_stays_with_its_example(bad, where):
+    torch.manual_seed(0)
+    operands = [torch.randn(4, 6, 5), torch.randn(4, 6, 3)]
+    clean = torch.stack(pair_sums(*operands))
+    operands[where][2, 3, 1] = bad
+    dirty = torch.stack(pair_sums(*operands))
+    assert not dirty[0, 2].isfinite()
+    assert torch.equal(dirty[:, [0, 1, 3]], clean[:, [0, 1, 3]])
