@@ -1,7 +1,4 @@
 import math
-import os
-import subprocess
-import sys
 from fractions import Fraction
 
 import mpmath
@@ -250,25 +247,6 @@ def test_the_bits_are_those_of_integers_on_any_number_of_threads(threads, dtype)
     assert noise.keystream.position == stream.position
     for name in sums:
         assert noisy[name].numpy().tobytes() == plain[name].numpy().tobytes()
-
-
-FORKED = """
-import os, torch
-from epsilons.training import SeededNoise
-torch.set_num_threads(1)
-sums = {"w": torch.zeros(100_000)}
-SeededNoise(0).added_to(sums, 1.0)
-child = os.fork()
-if not child:
-    SeededNoise(0).added_to(sums, 1.0)
-    os._exit(0)
-raise SystemExit(os.waitpid(child, 0)[1])
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes don't fork here")
-def test_on_one_thread_a_forked_process_draws_too():
-    assert subprocess.run([sys.executable, "-c", FORKED], check=False).returncode == 0
 
 
 def test_a_seed_gives_the_same_noise_on_every_machine():
