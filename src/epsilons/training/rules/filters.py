@@ -127,6 +127,7 @@ def _at_once(
     down, across, above, left, lines, width, run, length, taps = walk
     n = len(images)
     for t in prange(threads):
+        # Numbers and arrays reach a thread, but no tuple of them.
         its = _Walk(down, across, above, left, lines, width, run, length, taps)
         _some(t * n // threads, (t + 1) * n // threads, images, places, its, found, squares)
 

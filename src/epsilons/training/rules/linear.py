@@ -45,7 +45,7 @@ class Linear(Term):
     def forms(self, g: Tensor) -> bool:
         a, g = self.operands(g)
         places, formed = a.shape[1], a.shape[2] * g.shape[2]
-        if compilable(a, g):
+        if compilable(a, g):  # half of the products, and nothing is written
             return places > 1 and places * (a.shape[2] + g.shape[2]) > 1.5 * formed
         return places > 1 and 2 * places**2 > formed
 
@@ -60,7 +60,8 @@ class Linear(Term):
         if forms:
             parts = chunks(len(g), 4 * a.shape[2] * g.shape[2])
             return torch.cat([_formed(a[rows], g[rows]) for rows in parts])
-        parts = chunks(len(g), 0 if compilable(a, g) else 8 * a.shape[1] ** 2)
+        scratch = 0 if compilable(a, g) else 8 * a.shape[1] ** 2
+        parts = chunks(len(g), scratch)
         if len(parts) <= 1:
             squares, sums = _gram(a, g)
         else:
