@@ -107,3 +107,11 @@ def test_no_images_have_no_gradients():
         0, 4, 2, 3, 3,
     )  # fmt: skip
     assert filter_squares(torch.empty(0, 2, 6, 6), torch.empty(0, 4, 6, 6), SAME).shape == (0,)
+
+
+def test_squares_of_a_million_numbers_are_not_summed_too_coarsely():
+    torch.manual_seed(0)
+    source, places = torch.randn(2, 512, 3, 3), torch.randn(2, 512, 3, 3)
+    squares = filter_gradients(source, places, SAME).double().square().sum((1, 2, 3, 4))
+    found = filter_squares(source, places, SAME).double()
+    torch.testing.assert_close(found, squares, rtol=1e-6, atol=0)

@@ -157,7 +157,7 @@ def _some(
             _contract(x, g, start, min(start + _TILE, walk.run), begins, sums)
         sums[:, :, taps:] = 0
         if len(squares) > 0:
-            squares[i] = _square(sums[:outputs].reshape(-1))
+            squares[i] = _square(sums[:outputs].reshape(outputs, -1))
         if len(found) > 0:
             found[i] = sums[:outputs, :, :taps]
 
@@ -242,7 +242,11 @@ def _add(sums: _Floats, a: Any, b: Any, d: Any) -> None:
 
 @reordered()
 def _square(values: _Floats) -> float:
-    total = values.dtype.type(0)
-    for i in range(values.size):
-        total += values[i] * values[i]
-    return float(total)
+    """Σ values², row by row: one long sum in single precision would come out too small."""
+    total = 0.0
+    for row in range(len(values)):
+        part = values.dtype.type(0)
+        for i in range(values.shape[1]):
+            part += values[row, i] * values[row, i]
+        total += part
+    return total
