@@ -124,6 +124,35 @@ def test_a_parameter_inside_a_function_of_its_own_is_refused():
         clipped_gradients(nn.Linear(4, 4), loss_fn, torch.randn(3, 4), 1.0)
 
 
+@pytest.mark.parametrize("place", ["weight", "bias"])
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(4, 4), (3, 4)),
+        (nn.Conv2d(4, 4, 1), (3, 4, 2, 2)),
+        (nn.GroupNorm(2, 4), (3, 4, 2, 2)),
+        (nn.LayerNorm(4), (3, 2, 4)),
+    ],
+    ids=["linear", "conv2d", "group_norm", "layer_norm"],
+)
+def test_a_weight_from_a_function_of_its_own_is_refused(layer, shape, place):
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, weight):
+            return 2 * weight
+
+        @staticmethod
+        def backward(ctx, g):
+            return 2 * g
+
+    def loss_fn(model, x):
+        doubled = {place: Twice.apply(getattr(model, place))}
+        return torch.func.functional_call(model, doubled, (x,)).square().flatten(1).sum(1)
+
+    with pytest.raises(UnsupportedLayer, match=r"custom autograd\.Function"):
+        clipped_gradients(layer, loss_fn, torch.randn(shape), 1.0)
+
+
 @pytest.mark.parametrize("write", ["setitem", "copy_", "out"])
 def test_a_parameter_written_into_data_is_refused(write):
     def loss_fn(model, x):

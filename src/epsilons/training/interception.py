@@ -95,6 +95,10 @@ class Interception(TorchFunctionMode):
         known = entry is not None and entry[0]() is tensor and entry[1] == BATCH_FIRST
         return known and tensor.shape[0] == self.count
 
+    def is_weight(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a parameter, or known to come from parameters alone."""
+        return id(tensor) in self._weights
+
     def expect(self, weight: Any, operation: str) -> Use | None:
         """Announce a use whose gradients an operation will `deliver`; None for a non-weight."""
         if id(weight) not in self._weights or self.receive is not None:
@@ -294,7 +298,8 @@ class Interception(TorchFunctionMode):
             raise UnsupportedLayer(
                 f"{self.path(weights)}: lost track of the examples before or in {name} "
                 f"(inputs {[tuple(t.shape) for t, _ in data]}, output {tuple(out.shape)}). "
-                "Keep the examples along a dimension of their own, first if you can."
+                "Keep the examples along a dimension of their own, first if you can, and derive "
+                "weights from parameters without a custom autograd.Function."
             )
         if self.receive is not None:
             # A checkpoint runs its part again on the way back, for what autograd saved there.

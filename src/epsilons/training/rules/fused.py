@@ -153,7 +153,7 @@ class _LayerNorm(torch.autograd.Function):
 
 
 def _linear(interception: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    if not _applies(interception, input) or input.dim() < 2:
+    if not _applies(interception, input, weight, bias) or input.dim() < 2:
         return NotImplemented
     w, b = _values(weight, bias)
     deliver = _by_rule(interception, (weight, bias), "linear", lambda rows: linear(rows, w, b))
@@ -171,7 +171,7 @@ def _conv2d(
     groups: int = 1,
 ) -> Any:
     plain = not isinstance(padding, str) and not interception.is_derived(weight)
-    if not plain or not _applies(interception, input) or input.dim() != 4:
+    if not plain or not _applies(interception, input, weight, bias) or input.dim() != 4:
         return NotImplemented
     options: tuple[Any, ...] = (
         *(sizes(o, weight.shape[2:]) for o in (stride, padding, dilation)),
@@ -219,7 +219,8 @@ def _layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Any:
-    if not _applies(interception, input) or len(normalized_shape) > 1 or not interception.count:
+    applies = _applies(interception, input, weight, bias) and interception.count > 0
+    if not applies or len(normalized_shape) > 1:
         return NotImplemented
     deliver = _delivery(interception, weight, bias, "layer_norm")
     options = eps, interception.count, deliver
@@ -237,10 +238,13 @@ def _rows(interception: Any, node: Any, input: Tensor, *rest: Any) -> Tensor:
     return out
 
 
-def _applies(interception: Any, input: Tensor) -> bool:
+def _applies(interception: Any, input: Tensor, *weights: Tensor | None) -> bool:
     autocast = torch.is_autocast_enabled(input.device.type)
     precise = input.dtype in (torch.float32, torch.float64)
-    return precise and not autocast and bool(interception.batch_first(input))
+    if not precise or autocast or not interception.batch_first(input):
+        return False
+    # A weight from what can't be overheard has a gradient that the node would swallow.
+    return all(w is None or interception.is_weight(w) or not w.requires_grad for w in weights)
 
 
 def _delivery(interception: Any, weight: Any, bias: Any, name: str) -> _Deliver:
@@ -261,7 +265,7 @@ def _group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Any:
-    if not _applies(interception, input):
+    if not _applies(interception, input, weight, bias):
         return NotImplemented
     deliver = _delivery(interception, weight, bias, "group_norm")
     options = num_groups, eps, deliver
