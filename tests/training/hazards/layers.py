@@ -118,6 +118,13 @@ def group_and_instance_norm():
 
 
 @hazard
+def group_norm_of_one_channel():
+    norm = nn.GroupNorm(1, 1)
+    nn.init.constant_(norm.weight, 2.0)
+    return nn.Sequential(nn.Conv2d(2, 1, 3), norm, nn.Tanh()), squared, torch.randn(B, 2, 6, 5)
+
+
+@hazard
 def group_norm_of_vectors():
     return nn.Sequential(nn.Linear(D, D), nn.GroupNorm(2, D)), squared, torch.randn(B, D)
 

@@ -104,7 +104,7 @@ class _GroupNorm(torch.autograd.Function):
             x.contiguous().view(1, n * c, -1),
             mean.view(1, -1),
             rstd.view(1, -1),
-            None if weight is None else weight.expand(n, c).reshape(-1),
+            None if weight is None else weight.repeat(n),
             1,
             n * c,
             math.prod(x.shape[2:]),
