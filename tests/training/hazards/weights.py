@@ -153,6 +153,21 @@ def bias_only():
 
 
 @hazard
+def operands_apart_in_memory():
+    def forward(self, x):
+        scale, shift = self.columns.unbind(1)
+        x = F.group_norm(x.transpose(2, 3), 2, scale, shift)
+        x = F.conv2d(x.transpose(2, 3), self.filters[..., ::2], shift)
+        x = F.layer_norm(x.transpose(1, 3), (4,), scale, shift)
+        return F.linear(x.tanh().transpose(1, 3), self.matrix.T)
+
+    net = Net(
+        forward, columns=parameter(4, 2), filters=parameter(4, 4, 3, 6), matrix=parameter(4, 2)
+    )
+    return net, squared, torch.randn(B, 4, 6, 6)
+
+
+@hazard
 def raw_scale_and_shift():
     def forward(self, x):
         return (self.scale * x + self.shift).pow(self.power) / self.divisor - self.offset

@@ -87,6 +87,9 @@ class _GroupNorm(torch.autograd.Function):
         eps: float,
         deliver: _Deliver,
     ) -> Tensor:
+        if not (x.is_cpu and x.is_contiguous(memory_format=torch.channels_last)):
+            x = x.contiguous()
+        weight, bias = (None if w is None else w.contiguous() for w in (weight, bias))
         n, c = x.shape[:2]
         out, mean, rstd = torch.native_group_norm(
             x, weight, bias, n, c, math.prod(x.shape[2:]), groups, eps
