@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import numba
 import torch
@@ -20,20 +21,24 @@ reordered = functools.partial(
 )
 
 
-def compilable(*tensors: Tensor) -> bool:
+def compilable(a: Tensor, b: Tensor) -> bool:
     """Whether tensors are such as compiled loops take: single precision, in host memory."""
-    return all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
+    return a.is_cpu and b.is_cpu and a.dtype == b.dtype == torch.float32
 
 
-@contextmanager
-def compiled_threads(count: int) -> Iterator[None]:
+def compiled_threads(count: int) -> AbstractContextManager[Any]:
     """Have compiled loops run on so many threads, if there are as many.
 
     For one thread none of numba's are started: a process that has them must not fork.
     """
     if count <= 1:
-        yield
-        return
+        return nullcontext()
+    most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    return _fewer(count) if count < most else _ONE_AT_A_TIME
+
+
+@contextmanager
+def _fewer(count: int) -> Iterator[None]:
     with _ONE_AT_A_TIME:
         before = numba.get_num_threads()
         numba.set_num_threads(min(count, before))

@@ -63,6 +63,7 @@ class Interception(TorchFunctionMode):
     def __post_init__(self) -> None:
         super().__init__()
         device = next(iter(self.parameters.values())).device
+        self.device = device.type
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         self._weights = {
             id(p): Weight(p, frozenset([name]), True) for name, p in self.parameters.items()
@@ -90,10 +91,11 @@ class Interception(TorchFunctionMode):
         self.mark(tensor, BATCH_FIRST)
 
     def batch_first(self, tensor: Tensor) -> bool:
-        """Whether a tensor is data with one row per example."""
+        """Whether a tensor is data with one row per example, and not only by its size."""
         entry = self._data.get(id(tensor))
-        known = entry is not None and entry[0]() is tensor and entry[1] == BATCH_FIRST
-        return known and tensor.shape[0] == self.count
+        if entry is None or entry[2] or entry[1] != BATCH_FIRST:
+            return False
+        return entry[0]() is tensor and tensor.shape[0] == self.count
 
     def is_weight(self, tensor: Tensor) -> bool:
         """Whether a tensor is a parameter, or known to come from parameters alone."""
@@ -130,6 +132,10 @@ class Interception(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if func in FUSED:
+            out = self._fused(func, args, kwargs)
+            if out is not NotImplemented:
+                return out
         weights: list[Weight] = []
         data: list[tuple[Tensor, Layout | None]] = []
         guesses: list[bool] = []
@@ -263,12 +269,7 @@ class Interception(TorchFunctionMode):
         weights: list[Weight],
         presumed: bool,
     ) -> Any:
-        if packs_tensors():
-            self.recomputes = self.recomputes or running_checkpoint() is not None
-        if not presumed and func in FUSED and FUSED[func][1] is RULES[func][0]:
-            out = FUSED[func][0](self, *args, **kwargs)
-            if out is not NotImplemented:
-                return out
+        self._notice_checkpoint()
         if func not in RULES and func in COMPOSITES:
             return COMPOSITES[func](self, *args, **kwargs)
         if func not in RULES and isinstance(func, types.FunctionType):
@@ -310,6 +311,18 @@ class Interception(TorchFunctionMode):
         terms = self._terms(func, args, kwargs, data, by_weight, layout, out)
         self._keep_output(terms, out, layout)
         return self._listen(out, layout, terms, name, presumed)
+
+    def _fused(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The operation as a node of its own, where it maps rows of data to rows."""
+        apply, rule = FUSED[func]
+        if RULES[func][0] is not rule or not torch.is_grad_enabled():
+            return NotImplemented
+        self._notice_checkpoint()
+        return apply(self, *args, **kwargs)
+
+    def _notice_checkpoint(self) -> None:
+        if packs_tensors():
+            self.recomputes = self.recomputes or running_checkpoint() is not None
 
     def _refuse_reentrant(self, weights: Sequence[Weight]) -> None:
         if running_checkpoint() == "CheckpointFunction.forward":
@@ -395,7 +408,7 @@ class Interception(TorchFunctionMode):
         return out
 
     def _tap(self, out: Tensor, arrived: Callable[[Tensor], None]) -> Tensor:
-        return cast(Tensor, Tap.apply(out, self.anchor, arrived))  # type: ignore[no-untyped-call]
+        return cast(Tensor, Tap.applied(out, self.anchor, arrived))
 
     def _out_of_place(self, name: str, args: Any, kwargs: Any) -> Any:
         target = args[0]

@@ -43,7 +43,7 @@ _FLOP, _COPY, _ADD, _WRITE, _GROUPED, _CALL = 1 / 55, 0.7, 0.6, 1.0, 2.2, 1000.0
 
 
 class Conv(Term):
-    """The weight of a convolution, data: (B, M, C, …) with M images per example.
+    """The weight of a convolution, data: (B, M, C, …) with M images per example, or (B, C, …).
 
     `swapped` is the transposed convolution, where data and output gradient change roles.
     """
@@ -91,56 +91,53 @@ class Conv(Term):
     def _images(self, g: Tensor) -> tuple[Tensor, Tensor, int]:
         """Patch source and place gradients, (B·M, C, …) each, and the images M per example."""
         assert self.data is not None
-        a, g = precise(self.data), precise(g)
-        per_example = a.shape[1]
-        a, g = a.flatten(0, 1), g.flatten(0, 1)
+        a, g, per_example = precise(self.data), precise(g), 1
+        if a.dim() > len(self.geometry.kernel) + 2:
+            per_example = a.shape[1]
+            a, g = a.flatten(0, 1), g.flatten(0, 1)
         return (g, a, per_example) if self.swapped else (a, g, per_example)
 
     def gradients(self, g: Tensor) -> Tensor:
-        form, formed = self.formed(g)
-        return form.gradients(formed)
+        return self.formed(g)[1]
 
     def formed(self, g: Tensor) -> tuple[Term, Tensor]:
         source, places, per_example = self._images(g)
         forms = {"compiled": filter_gradients, "groups": by_groups, "patches": by_patches}
-        each = forms[self._method(g, _FORMING)](source, places, self.geometry)
+        method = self._method(source, places, per_example, _FORMING)
+        each = forms[method](source, places, self.geometry)
         if per_example > 1:
             each = each.view(-1, per_example, *each.shape[1:]).sum(1)
         return Formed(), each
 
-    def _method(self, g: Tensor, among: frozenset[str] | None = None) -> str:
-        assert self.data is not None
-        shapes = self.data.shape, g.shape
-        source, places = reversed(shapes) if self.swapped else shapes
-        host = compilable(precise(self.data), precise(g))
-        return _cheapest(source, places, self.geometry, host, among)
+    def _method(
+        self,
+        source: Tensor,
+        places: Tensor,
+        per_example: int,
+        among: frozenset[str] | None = None,
+    ) -> str:
+        if per_example > 1:
+            among = _FORMING  # an example's images are to be summed
+        host = compilable(source, places)
+        return _cheapest(source.shape, places.shape, self.geometry, host, among)
 
     def forms(self, g: Tensor) -> bool:
-        return self._method(g) in _FORMING
+        return self._method(*self._images(g)) in _FORMING
 
     def square_norms(self, g: Tensor) -> Tensor:
-        method = self._method(g)
         source, places, per_example = self._images(g)
+        method = self._method(source, places, per_example)
         if method == "compiled" and per_example == 1:
             return filter_squares(source, places, self.geometry)
-        seen = math.prod(places.shape[2:]) * source.shape[1]
-        scratch = {
-            "patches": seen * math.prod(self.geometry.kernel),
-            "patch grams": seen * math.prod(self.geometry.kernel),
-            "compiled": places.shape[1] * source.shape[1] * math.prod(self.geometry.kernel),
-            "groups": places.shape[1] * source.shape[1] * math.prod(self.geometry.kernel),
-            "shifted grams": 2 * math.prod(source.shape[2:]) ** 2,
-        }
-        each = 4 * scratch[method] * len(source) // max(1, len(g))
-        parts = chunks(len(g), each)
+        numbers = per_example * _scratch(source.shape, places.shape, self.geometry, method)
+        parts = chunks(g.shape[0], 4 * numbers)
         if len(parts) <= 1:
             return self._square_norms(g, method)
         return torch.cat([self.rows(part)._square_norms(g[part], method) for part in parts])
 
     def _square_norms(self, g: Tensor, method: str) -> Tensor:
         if method in _FORMING:
-            form, formed = self.formed(g)
-            return form.square_norms(formed)
+            return square_norms(self.gradients(g))
         source, places, _ = self._images(g)
         gram = shifted_gram if method == "shifted grams" else patch_gram
         flat = places.flatten(2)
@@ -174,24 +171,16 @@ _FORMING = frozenset({"compiled", "groups", "patches"})
 
 @functools.lru_cache(4096)
 def _cheapest(
-    source: torch.Size,
-    places: torch.Size,
-    geometry: Geometry,
-    host: bool,
-    among: frozenset[str] | None,
+    source: Sizes, places: Sizes, geometry: Geometry, host: bool, among: frozenset[str] | None
 ) -> str:
     costs = _costs(source, places, geometry, host)
-    if source[1] > 1:
-        among = _FORMING  # an example's images are to be summed
     return min(among or costs, key=lambda name: costs[name])
 
 
-def _costs(
-    source: torch.Size, places: torch.Size, geometry: Geometry, host: bool
-) -> dict[str, float]:
-    """What each method costs for shapes (B, M, C, …)."""
-    n, c, o = source[0] * source[1], source[2], places[2]
-    k, t, s = (math.prod(x) for x in (geometry.kernel, places[3:], source[3:]))
+def _costs(source: Sizes, places: Sizes, geometry: Geometry, host: bool) -> dict[str, float]:
+    """What each method costs for images (N, C, …)."""
+    n, c, o = source[0], source[1], places[1]
+    k, t, s = (math.prod(x) for x in (geometry.kernel, places[2:], source[2:]))
     taps = c // geometry.groups * k
     work, formed = 2 * n * o * taps * t * _FLOP, n * o * taps
     narrow = 2.5 if min(c // geometry.groups, o // geometry.groups) < 8 else 1
@@ -206,13 +195,21 @@ def _costs(
     if not symmetric(source, places, geometry):
         costs["groups"] = math.inf
     if host and len(geometry.kernel) == 2:
-        costs["compiled"] = n * filter_cost(source[2:], places[2:], geometry)
+        costs["compiled"] = n * filter_cost(source[1:], places[1:], geometry)
     if geometry.groups > 1:
         costs["patch grams"] = math.inf
     elif len(geometry.kernel) == 2 and geometry.stride == (1, 1):
         adds = n * sum(geometry.kernel) * t * t * _ADD
         costs["shifted grams"] = 2 * n * (s * s * c + t * t * o) * _FLOP + adds + 3 * _CALL * n
     return costs
+
+
+def _scratch(source: Sizes, places: Sizes, geometry: Geometry, method: str) -> int:
+    """How many numbers a method holds for an image beside its operands."""
+    if method == "shifted grams":
+        return 2 * math.prod(source[2:]) ** 2
+    seen = source[1] * math.prod(geometry.kernel)
+    return seen * (math.prod(places[2:]) if method in ("patches", "patch grams") else places[1])
 
 
 class ChannelBias(Term):

@@ -8,7 +8,7 @@ of the filter is a step in memory; then four outputs and three taps at a time sh
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from epsilons.training.compiled import compiled_threads, reordered
-from epsilons.training.rules.contractions import Geometry
+from epsilons.training.rules.contractions import Geometry, Sizes
 
 _OUTPUTS, _TAPS = 4, 3  # as many sums as there are registers
 _LANES = 8  # places that a register holds
@@ -30,27 +30,29 @@ _PRODUCT, _BLOCK, _COPY = 1 / 42, 30.0, 0.5
 _Floats = NDArray[Any]
 _Whole = NDArray[np.int64]
 
+# What stands where no gradients, or no squared norms, are asked for.
+_NOT_FORMED, _NONE = np.empty((0, 0, 0, 0), np.float32), np.empty(0, np.float32)
+
 
 def filter_gradients(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
     """Every image's gradient, (N, o, c, rows, columns), c being the channels of a group."""
-    shape = places.shape[1], source.shape[1] // geometry.groups, *geometry.kernel
-    found = source.new_empty(len(source), *shape)
-    by_group = torch.unflatten(found, 1, (geometry.groups, -1)).flatten(0, 1).flatten(3)
-    _run(source, places, geometry, by_group, source.new_empty(0))
+    groups, outputs, channels = geometry.groups, places.shape[1], source.shape[1]
+    found = source.new_empty(len(source), outputs, channels // groups, *geometry.kernel)
+    alone = len(source) * groups, outputs // groups, channels // groups
+    _run(source, places, geometry, found.numpy().reshape(*alone, math.prod(geometry.kernel)), _NONE)
     return found
 
 
 def filter_squares(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
     """Every image's squared gradient norm, (N,), without keeping a gradient."""
-    squares = source.new_empty(len(source) * geometry.groups)
-    nothing = source.new_empty(0, 0, 0, 0)
-    _run(source, places, geometry, nothing, squares)
-    return squares.view(len(source), geometry.groups).sum(1)
+    squares = source.new_empty(source.shape[0] * geometry.groups)
+    _run(source, places, geometry, _NOT_FORMED, squares.numpy())
+    return squares if geometry.groups == 1 else squares.view(len(source), geometry.groups).sum(1)
 
 
-def filter_cost(source: Sequence[int], places: Sequence[int], geometry: Geometry) -> float:
+def filter_cost(source: Sizes, places: Sizes, geometry: Geometry) -> float:
     """Nanoseconds that an image takes on one core, for shapes (c, …) and (o, …)."""
-    walk = _walk(tuple(source[1:]), tuple(places[1:]), geometry)
+    walk = _walk(source[1:], places[1:], geometry)
     channels, outputs = source[0] // geometry.groups, places[0] // geometry.groups
     blocks = -(-outputs // _OUTPUTS) * channels * -(-len(walk.taps) // _TAPS)
     sums = blocks * (_OUTPUTS * _TAPS * walk.run * _PRODUCT + -(-walk.run // _TILE) * _BLOCK)
@@ -59,21 +61,24 @@ def filter_cost(source: Sequence[int], places: Sequence[int], geometry: Geometry
 
 
 def _run(
-    source: Tensor, places: Tensor, geometry: Geometry, found: Tensor, squares: Tensor
+    source: Tensor, places: Tensor, geometry: Geometry, found: _Floats, squares: _Floats
 ) -> None:
-    alone = len(source) * geometry.groups  # a group of channels is like an image of its own
-    images, its = (
-        t.detach().contiguous().view(alone, t.shape[1] // geometry.groups, *t.shape[2:]).numpy()
-        for t in (source, places)
-    )
-    walk = _walk(tuple(source.shape[2:]), tuple(places.shape[2:]), geometry)
-    results = found.numpy(), squares.numpy()
-    threads = min(torch.get_num_threads(), alone)
+    images, its = (_by_group(t, geometry.groups) for t in (source, places))
+    walk = _walk(source.shape[2:], places.shape[2:], geometry)
+    threads = min(torch.get_num_threads(), len(images))
     if threads <= 1:
-        _some(0, alone, images, its, walk, *results)
+        _some(0, len(images), images, its, walk, found, squares)
         return
     with compiled_threads(threads):
-        _at_once(threads, images, its, walk, *results)
+        _at_once(threads, images, its, walk, found, squares)
+
+
+def _by_group(images: Tensor, groups: int) -> _Floats:
+    """The images in host memory, a group of channels being like an image of its own."""
+    array: _Floats = images.detach().contiguous().numpy()
+    if groups == 1:
+        return array
+    return array.reshape(len(array) * groups, array.shape[1] // groups, *array.shape[2:])
 
 
 class _Walk(NamedTuple):
@@ -97,7 +102,7 @@ class _Walk(NamedTuple):
 
 
 @functools.lru_cache(4096)
-def _walk(size: tuple[int, int], out: tuple[int, int], geometry: Geometry) -> _Walk:
+def _walk(size: Sizes, out: Sizes, geometry: Geometry) -> _Walk:
     kernel, stride, before, dilation, _ = geometry
     reach = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
     lines, width = (t + r // s for t, r, s in zip(out, reach, stride, strict=True))

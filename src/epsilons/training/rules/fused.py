@@ -14,15 +14,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epsilons.training.rules.conv import conv, sizes
+from epsilons.training.rules.contractions import Geometry
+from epsilons.training.rules.conv import ChannelBias, Conv, conv, sizes
 from epsilons.training.rules.linear import linear
 from epsilons.training.rules.normalisation import group_norm, layer_norm
 from epsilons.training.rules.registry import Rule, Term
+from epsilons.training.taps import Node
 
 _Deliver = Callable[[Tensor, Tensor], None]
+_PRECISE = frozenset({torch.float32, torch.float64})
+
+# Looked up once: between kernels, Python is slow.
+_conv_backward = torch.ops.aten.convolution_backward.default
+_group_norm_backward = torch.ops.aten.native_group_norm_backward.default
+_layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
 
 
-class _Linear(torch.autograd.Function):
+class _Linear(Node):
     """A linear map; on the way back its operands are handed over, and only they."""
 
     @staticmethod
@@ -39,7 +47,7 @@ class _Linear(torch.autograd.Function):
         return (g @ weight if ctx.needs_input_grad[0] else None, *[None] * 4)
 
 
-class _Conv2d(torch.autograd.Function):
+class _Conv2d(Node):
     """The same for convolutions of pictures."""
 
     @staticmethod
@@ -62,14 +70,14 @@ class _Conv2d(torch.autograd.Function):
         stride, padding, dilation, groups = ctx.options
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = torch.ops.aten.convolution_backward(
+            dx = _conv_backward(
                 g, x, weight, None, stride, padding, dilation, False, [0, 0], groups,
                 [True, False, False],
             )[0]  # fmt: skip
         return (dx, *[None] * 5)
 
 
-class _GroupNorm(torch.autograd.Function):
+class _GroupNorm(Node):
     """Group norm; on the way back the examples are handed to the kernel as channels.
 
     A batch (N, C) with G groups is (1, N·C) with N·G groups: the same sums, except that the
@@ -102,11 +110,11 @@ class _GroupNorm(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, rstd, weight = ctx.saved_tensors
         n, c = x.shape[:2]
-        dx, scale, shift = torch.ops.aten.native_group_norm_backward(
-            g.contiguous().view(1, n * c, -1),
-            x.contiguous().view(1, n * c, -1),
-            mean.view(1, -1),
-            rstd.view(1, -1),
+        dx, scale, shift = _group_norm_backward(
+            g.contiguous(),
+            x.contiguous(),
+            mean,
+            rstd,
             None if weight is None else weight.repeat(n),
             1,
             n * c,
@@ -115,10 +123,10 @@ class _GroupNorm(torch.autograd.Function):
             [ctx.needs_input_grad[0], True, True],
         )
         ctx.deliver(scale.view(n, c), shift.view(n, c))
-        return (dx.view(x.shape) if ctx.needs_input_grad[0] else None, *[None] * 6)
+        return (dx, *[None] * 6)
 
 
-class _LayerNorm(torch.autograd.Function):
+class _LayerNorm(Node):
     """Layer norm over the last dimension, with mean μ and reciprocal deviation r per place t.
 
     ∂/∂γ = Σ_t r_t (x_t − μ_t) g_t,   ∂/∂β = Σ_t g_t
@@ -145,7 +153,7 @@ class _LayerNorm(torch.autograd.Function):
         x, mean, rstd, weight, bias = ctx.saved_tensors
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = torch.ops.aten.native_layer_norm_backward(
+            dx = _layer_norm_backward(
                 g, x, x.shape[-1:], mean, rstd, weight, bias, [True, False, False]
             )[0]
         rows, its = x.reshape(ctx.count, -1, x.shape[-1]), g.reshape(ctx.count, -1, x.shape[-1])
@@ -159,7 +167,7 @@ def _linear(interception: Any, input: Tensor, weight: Tensor, bias: Tensor | Non
     if not _applies(interception, input, weight, bias) or input.dim() < 2:
         return NotImplemented
     w, b = _values(weight, bias)
-    deliver = _by_rule(interception, (weight, bias), "linear", lambda rows: linear(rows, w, b))
+    deliver = _by_rule(interception, (weight, bias), "linear", lambda x: linear(x, w, b))
     return _rows(interception, _Linear, input, w, b, deliver)
 
 
@@ -176,15 +184,17 @@ def _conv2d(
     plain = not isinstance(padding, str) and not interception.is_derived(weight)
     if not plain or not _applies(interception, input, weight, bias) or input.dim() != 4:
         return NotImplemented
-    options: tuple[Any, ...] = (
-        *(sizes(o, weight.shape[2:]) for o in (stride, padding, dilation)),
-        groups,
-    )
-    w, b = _values(weight, bias)
-    deliver = _by_rule(
-        interception, (weight, bias), "conv2d", lambda rows: conv(rows, w, b, *options)
-    )
-    return _rows(interception, _Conv2d, input, w, b, options, deliver)
+    kernel = weight.shape[2:]
+    options = sizes(stride, kernel), sizes(padding, kernel), sizes(dilation, kernel), groups
+    geometry = Geometry(kernel, *options)
+
+    def terms(x: Tensor) -> Iterable[tuple[Any, Term]]:
+        yield weight, Conv(x, geometry)
+        if bias is not None:
+            yield bias, ChannelBias(channel=0)
+
+    deliver = _by_rule(interception, (weight, bias), "conv2d", terms)
+    return _rows(interception, _Conv2d, input, *_values(weight, bias), options, deliver)
 
 
 def _by_rule(
@@ -193,7 +203,10 @@ def _by_rule(
     name: str,
     rule: Callable[[Tensor], Iterable[tuple[Any, Term]]],
 ) -> Callable[[Any, Tensor], tuple[Tensor, Tensor]]:
-    """What a node calls on its way back: input and weight come back, once the rule has them."""
+    """What a node calls on its way back: input and weight come back, once the rule has them.
+
+    The rule is given rows without the dimension that `layout.examples_first` would add.
+    """
     uses = [interception.expect(w, name) for w in weights if w is not None]
 
     def deliver(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,9 +218,8 @@ def _by_rule(
                 f"{path}: the input of {name} was modified in place afterwards. "
                 "Use the out-of-place operation."
             ) from error
-        rows = g.unsqueeze(1)
-        for use, (_, term) in zip(uses, rule(x.unsqueeze(1)), strict=True):
-            interception.deliver(use, rows, term)
+        for use, (_, term) in zip(uses, rule(x.detach()), strict=True):
+            interception.deliver(use, g, term)
         uses.clear()  # the graph lives until the pass ends; the operands need not
         return x, weight
 
@@ -234,20 +246,25 @@ def _values(*weights: Tensor | None) -> list[Any]:
     return [None if w is None else w.detach() for w in weights]
 
 
-def _rows(interception: Any, node: Any, input: Tensor, *rest: Any) -> Tensor:
+def _rows(interception: Any, node: type[Node], input: Tensor, *rest: Any) -> Tensor:
     """A node applied to one row per example, which gives one row per example."""
-    out: Tensor = node.apply(input, interception.anchor, *rest)
+    out: Tensor = node.applied(input, interception.anchor, *rest)
     interception.mark_rows(out)
     return out
 
 
 def _applies(interception: Any, input: Tensor, *weights: Tensor | None) -> bool:
-    autocast = torch.is_autocast_enabled(input.device.type)
-    precise = input.dtype in (torch.float32, torch.float64)
-    if not precise or autocast or not interception.batch_first(input):
+    if not interception.batch_first(input) or input.dtype not in _PRECISE:
         return False
-    # A weight from what can't be overheard has a gradient that the node would swallow.
-    return all(w is None or interception.is_weight(w) or not w.requires_grad for w in weights)
+    if torch.is_autocast_enabled(interception.device):
+        return False
+    known = False
+    for weight in weights:
+        if weight is not None and interception.is_weight(weight):
+            known = True
+        elif weight is not None and weight.requires_grad:
+            return False  # from what can't be overheard: the node would swallow its gradient
+    return known
 
 
 def _delivery(interception: Any, weight: Any, bias: Any, name: str) -> _Deliver:

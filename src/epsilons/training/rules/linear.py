@@ -23,7 +23,7 @@ CANCELLATION = 1e-2  # below this share of Σ_t‖a_t‖²‖g_t‖², a float32
 
 
 class Linear(Term):
-    """The weight of y = a Wᵀ: gradient Σ_t g_t a_tᵀ, a: (B, T, d), g: (B, T, p).
+    """The weight of y = a Wᵀ: gradient Σ_t g_t a_tᵀ, a: (B, …, d), g: (B, …, p), places between.
 
     norm² = ‖a‖²‖g‖² for T = 1 and ⟨aaᵀ, ggᵀ⟩ in general (Goodfellow 2015; Li et al. 2022),
     formed instead where that takes fewer operations or where the Gram form would cancel.
@@ -36,7 +36,7 @@ class Linear(Term):
     def operands(self, g: Tensor) -> tuple[Tensor, Tensor]:
         """a (B, T, d) and g (B, T, p), in single precision or better."""
         assert self.data is not None
-        return precise(self.data).flatten(1, -2), precise(g).flatten(1, -2)
+        return _sequences(precise(self.data)), _sequences(precise(g))
 
     def gradients(self, g: Tensor) -> Tensor:
         a, g = self.operands(g)
@@ -80,6 +80,13 @@ class Linear(Term):
             g = g * scale
         a, g = a.flatten(0, 1), g.flatten(0, 1)
         return a.mT @ g if self.transposed else g.mT @ a
+
+
+def _sequences(rows: Tensor) -> Tensor:
+    """(B, T, d), whatever lies between the first and the last dimension."""
+    if rows.dim() == 3:
+        return rows
+    return rows.unsqueeze(1) if rows.dim() == 2 else rows.flatten(1, -2)
 
 
 def _formed(a: Tensor, g: Tensor) -> Tensor:
