@@ -62,9 +62,12 @@ def opened(function: Any) -> Callable[..., Any] | None:
     return body
 
 
+_hooks_on_saved_tensors = torch._C._autograd._top_saved_tensors_default_hooks
+
+
 def packs_tensors() -> bool:
     """Whether someone, as a checkpoint does, keeps in its own way what autograd saves now."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return _hooks_on_saved_tensors(True) is not None
 
 
 def unpacked() -> AbstractContextManager[None]:

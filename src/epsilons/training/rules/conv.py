@@ -268,6 +268,8 @@ def _conv_transpose(
 
 def sizes(option: int | Sequence[int], kernel: Sizes) -> Sizes:
     """One number for each dimension of the kernel."""
+    if type(option) is tuple and len(option) == len(kernel):
+        return option
     if isinstance(option, int):
         return (option,) * len(kernel)
     return tuple(option) * (len(kernel) if len(option) == 1 else 1)

@@ -95,9 +95,10 @@ class _GroupNorm(Node):
         eps: float,
         deliver: _Deliver,
     ) -> Tensor:
-        if not (x.is_cpu and x.is_contiguous(memory_format=torch.channels_last)):
+        if not (x.is_contiguous() or _pixel_by_pixel(x)):
             x = x.contiguous()
-        weight, bias = (None if w is None else w.contiguous() for w in (weight, bias))
+        weight = None if weight is None else weight.contiguous()
+        bias = None if bias is None else bias.contiguous()
         n, c = x.shape[:2]
         out, mean, rstd = torch.native_group_norm(
             x, weight, bias, n, c, math.prod(x.shape[2:]), groups, eps
@@ -115,15 +116,20 @@ class _GroupNorm(Node):
             x.contiguous(),
             mean,
             rstd,
-            None if weight is None else weight.repeat(n),
+            None if weight is None else weight.expand(n, c).contiguous(),
             1,
             n * c,
             math.prod(x.shape[2:]),
             n * ctx.groups,
             [ctx.needs_input_grad[0], True, True],
         )
-        ctx.deliver(scale.view(n, c), shift.view(n, c))
+        ctx.deliver(scale, shift)
         return (dx, *[None] * 6)
+
+
+def _pixel_by_pixel(x: Tensor) -> bool:
+    """Whether a kernel takes pictures as they are though their channels come last in memory."""
+    return x.is_cpu and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
 
 
 class _LayerNorm(Node):
