@@ -103,8 +103,10 @@ class Accumulation:
         width = use.weight.tensor.numel()
         if width < _NARROW and use.term.forms(use.g):
             self._narrow.append(use.weight)
-            gradients = use.term.gradients(use.g)
-            self._side_by_side.append(precise(gradients).reshape(len(use.g), width))
+            gradients = precise(use.term.gradients(use.g))
+            if gradients.dim() != 2:
+                gradients = gradients.reshape(len(use.g), width)
+            self._side_by_side.append(gradients)
             use.g = None
             return
         self._form_if_small(use)
@@ -126,10 +128,12 @@ class Accumulation:
     def _form_if_small(self, use: Use) -> None:
         """Form what is kept for the clipped sum, if it takes little more memory: then the sum is
         one product, where the operands would have to be contracted a second time."""
+        if not self.keep:
+            return
         assert use.g is not None
         held = use.term.data.nbytes if use.term.data is not None else 0
         formed = 4 * len(use.g) * use.weight.tensor.numel()
-        if self.keep and formed <= _KEEP_FORMED * (held + use.g.nbytes):
+        if formed <= _KEEP_FORMED * (held + use.g.nbytes):
             use.term, use.g = use.term.formed(use.g)
 
     def _bytes(self, group: Group) -> int:

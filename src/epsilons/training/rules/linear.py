@@ -43,25 +43,20 @@ class Linear(Term):
         return torch.bmm(a.mT, g) if self.transposed else torch.bmm(g.mT, a)
 
     def forms(self, g: Tensor) -> bool:
-        a, g = self.operands(g)
-        places, formed = a.shape[1], a.shape[2] * g.shape[2]
-        if compilable(a, g):  # half of the products, and nothing is written
-            return places > 1 and places * (a.shape[2] + g.shape[2]) > 1.5 * formed
-        return places > 1 and 2 * places**2 > formed
+        return _forms(*self.operands(g))
 
     def square_norms(self, g: Tensor) -> Tensor:
-        forms = self.forms(g)
         a, g = self.operands(g)
         if a.shape[1] == 1:
             lengths = square_norms(g)
             if self.bias is not None:
                 self.bias.squares = lengths
             return square_norms(a) * lengths
-        if forms:
+        if _forms(a, g):
             parts = chunks(len(g), 4 * a.shape[2] * g.shape[2])
             return torch.cat([_formed(a[rows], g[rows]) for rows in parts])
         scratch = 0 if compilable(a, g) else 8 * a.shape[1] ** 2
-        parts = chunks(len(g), scratch)
+        parts = chunks(a.shape[0], scratch)
         if len(parts) <= 1:
             squares, sums = _gram(a, g)
         else:
@@ -89,6 +84,14 @@ def _sequences(rows: Tensor) -> Tensor:
     return rows.unsqueeze(1) if rows.dim() == 2 else rows.flatten(1, -2)
 
 
+def _forms(a: Tensor, g: Tensor) -> bool:
+    """Whether forming costs less than products of pairs of places."""
+    places, formed = a.shape[1], a.shape[2] * g.shape[2]
+    if compilable(a, g):  # half of the products, and nothing is written
+        return places > 1 and places * (a.shape[2] + g.shape[2]) > 1.5 * formed
+    return places > 1 and 2 * places**2 > formed
+
+
 def _formed(a: Tensor, g: Tensor) -> Tensor:
     return square_norms(torch.bmm(g.mT, a))
 
@@ -96,13 +99,13 @@ def _formed(a: Tensor, g: Tensor) -> Tensor:
 def _gram(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Squared norms of Σ_t g_t a_tᵀ and of Σ_t g_t, which the same products hold."""
     if compilable(a, g):
-        squares, terms, sums, lengths = pair_sums(a, g)
+        squares, sums, cancelled = pair_sums(a, g, CANCELLATION)
     else:
         aa, gg = torch.bmm(a, a.mT), torch.bmm(g, g.mT)
         products = aa.mul_(gg)
         squares, sums = products.sum((1, 2)), gg.sum((1, 2))
         terms, lengths = (p.diagonal(dim1=1, dim2=2).sum(1) for p in (products, gg))
-    cancelled = (squares < CANCELLATION * terms) | (sums < CANCELLATION * lengths)
+        cancelled = (squares < CANCELLATION * terms) | (sums < CANCELLATION * lengths)
     if bool(cancelled.any()):
         squares[cancelled] = _formed(a[cancelled], g[cancelled])
         sums[cancelled] = square_norms(g[cancelled].sum(1))

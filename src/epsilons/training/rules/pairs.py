@@ -21,37 +21,57 @@ _ROWS, _COLUMNS = 4, 3  # as many sums as there are registers
 _Floats = NDArray[Any]
 
 
-def pair_sums(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Σ_tu ⟨a_t, a_u⟩⟨g_t, g_u⟩ and Σ_tu ⟨g_t, g_u⟩, each followed by its part with t = u.
+def pair_sums(a: Tensor, g: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ_tu ⟨a_t, a_u⟩⟨g_t, g_u⟩ and Σ_tu ⟨g_t, g_u⟩, and whether either one cancelled.
 
-    a: (B, T, d), g: (B, T, p); the sums are (B,).
+    Cancelled is what falls below a share of its part with t = u. a: (B, T, d), g: (B, T, p); what
+    comes back is (B,).
     """
-    sums = a.new_empty(4, len(a))
+    n = a.shape[0]
+    squares, totals = a.new_empty(n), a.new_empty(n)
+    cancelled = torch.empty(n, dtype=torch.bool)
     ours, theirs = (t.detach().contiguous().numpy() for t in (a, g))
-    threads = min(torch.get_num_threads(), len(a))
+    results = squares.numpy(), totals.numpy(), cancelled.numpy()
+    threads = min(torch.get_num_threads(), n)
     if threads <= 1:
-        _some(0, len(a), ours, theirs, sums.numpy())
+        _some(0, n, ours, theirs, share, *results)
     else:
         with compiled_threads(threads):
-            _at_once(threads, ours, theirs, sums.numpy())
-    squares, terms, totals, lengths = sums
-    return squares, terms, totals, lengths
+            _at_once(threads, ours, theirs, share, *results)
+    return squares, totals, cancelled
 
 
 @reordered(parallel=True)
-def _at_once(threads: int, a: _Floats, g: _Floats, sums: _Floats) -> None:
+def _at_once(
+    threads: int,
+    a: _Floats,
+    g: _Floats,
+    share: float,
+    squares: _Floats,
+    totals: _Floats,
+    cancelled: NDArray[np.bool_],
+) -> None:
     n = len(a)
     for t in prange(threads):
-        _some(t * n // threads, (t + 1) * n // threads, a, g, sums)
+        _some(t * n // threads, (t + 1) * n // threads, a, g, share, squares, totals, cancelled)
 
 
 @reordered()
-def _some(first: int, last: int, a: _Floats, g: _Floats, sums: _Floats) -> None:
+def _some(
+    first: int,
+    last: int,
+    a: _Floats,
+    g: _Floats,
+    share: float,
+    squares: _Floats,
+    totals: _Floats,
+    cancelled: NDArray[np.bool_],
+) -> None:
     places = a.shape[1]
     ours = np.empty((_ROWS, _COLUMNS), a.dtype)
     theirs = np.empty((_ROWS, _COLUMNS), a.dtype)
     for i in range(first, last):
-        squares = terms = totals = lengths = 0.0
+        square = term = total = length = 0.0
         for t in range(0, places, _ROWS):
             for u in range(t, places, _COLUMNS):
                 _products(a[i], t, u, ours)
@@ -59,13 +79,15 @@ def _some(first: int, last: int, a: _Floats, g: _Floats, sums: _Floats) -> None:
                 for row in range(min(_ROWS, places - t)):
                     for column in range(min(_COLUMNS, places - u)):
                         if u + column > t + row:
-                            squares += 2 * ours[row, column] * theirs[row, column]
-                            totals += 2 * theirs[row, column]
+                            square += 2 * ours[row, column] * theirs[row, column]
+                            total += 2 * theirs[row, column]
                         elif u + column == t + row:
-                            terms += ours[row, column] * theirs[row, column]
-                            lengths += theirs[row, column]
-        sums[0, i], sums[1, i] = squares + terms, terms
-        sums[2, i], sums[3, i] = totals + lengths, lengths
+                            term += ours[row, column] * theirs[row, column]
+                            length += theirs[row, column]
+        square += term
+        total += length
+        squares[i], totals[i] = square, total
+        cancelled[i] = square < share * term or total < share * length
 
 
 @reordered()
