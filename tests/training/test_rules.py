@@ -21,10 +21,11 @@ def test_hazard_agrees_with_the_loop(name, dtype, device):
     assert_agrees(model.to(device), loss_fn, to_device(batch, device))
 
 
-@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 5_000_000])
-def test_squared_norms_do_not_come_out_too_small(size):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 12_289, 5_000_000])
+def test_squared_norms_do_not_come_out_too_small(size, dtype):
     torch.manual_seed(0)
-    rows = torch.randn(3, size)
+    rows = torch.randn(size, 3, dtype=dtype).T
     expected = rows.double().square().sum(1)
     torch.testing.assert_close(square_norms(rows).double(), expected, rtol=1e-6, atol=0)
     rows[1:, :1] = torch.nan

@@ -21,9 +21,9 @@ reordered = functools.partial(
 )
 
 
-def compilable(a: Tensor, b: Tensor) -> bool:
-    """Whether tensors are such as compiled loops take: single precision, in host memory."""
-    return a.is_cpu and b.is_cpu and a.dtype == b.dtype == torch.float32
+def compilable(tensor: Tensor) -> bool:
+    """Whether a tensor is such as compiled loops take: single precision, in host memory."""
+    return tensor.is_cpu and tensor.dtype == torch.float32
 
 
 def compiled_threads(count: int) -> AbstractContextManager[Any]:

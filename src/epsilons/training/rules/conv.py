@@ -118,7 +118,7 @@ class Conv(Term):
     ) -> str:
         if per_example > 1:
             among = _FORMING  # an example's images are to be summed
-        host = compilable(source, places)
+        host = compilable(source) and compilable(places)
         return _cheapest(source.shape, places.shape, self.geometry, host, among)
 
     def forms(self, g: Tensor) -> bool:

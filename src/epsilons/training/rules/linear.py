@@ -55,7 +55,7 @@ class Linear(Term):
         if _forms(a, g):
             parts = chunks(len(g), 4 * a.shape[2] * g.shape[2])
             return torch.cat([_formed(a[rows], g[rows]) for rows in parts])
-        scratch = 0 if compilable(a, g) else 8 * a.shape[1] ** 2
+        scratch = 0 if compilable(a) and compilable(g) else 8 * a.shape[1] ** 2
         parts = chunks(a.shape[0], scratch)
         if len(parts) <= 1:
             squares, sums = _gram(a, g)
@@ -87,7 +87,7 @@ def _sequences(rows: Tensor) -> Tensor:
 def _forms(a: Tensor, g: Tensor) -> bool:
     """Whether forming costs less than products of pairs of places."""
     places, formed = a.shape[1], a.shape[2] * g.shape[2]
-    if compilable(a, g):  # half of the products, and nothing is written
+    if compilable(a) and compilable(g):  # half of the products, and nothing is written
         return places > 1 and places * (a.shape[2] + g.shape[2]) > 1.5 * formed
     return places > 1 and 2 * places**2 > formed
 
@@ -98,7 +98,7 @@ def _formed(a: Tensor, g: Tensor) -> Tensor:
 
 def _gram(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Squared norms of Σ_t g_t a_tᵀ and of Σ_t g_t, which the same products hold."""
-    if compilable(a, g):
+    if compilable(a) and compilable(g):
         squares, sums, cancelled = pair_sums(a, g, CANCELLATION)
     else:
         aa, gg = torch.bmm(a, a.mT), torch.bmm(g, g.mT)

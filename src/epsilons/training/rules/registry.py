@@ -13,7 +13,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-_PIECE = 4096  # numbers whose squares are summed at a time
+from epsilons.training.compiled import compilable
+from epsilons.training.rules.squares import PIECE, row_squares
+
 SCRATCH_BYTES = 2**23  # what one operation may hold beside its operands
 
 
@@ -105,12 +107,20 @@ def square_norms(gradients: Tensor) -> Tensor:
     Torch takes a norm by one long sum, which in single precision comes out too small: by 1e-5 for
     a million numbers, by 1e-3 for twenty million.
     """
-    flat = gradients.reshape(len(gradients), gradients.shape[1:].numel())
-    whole = flat.shape[1] - flat.shape[1] % _PIECE
-    squares: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1).square()
-    if whole:
-        pieces = torch.unflatten(flat[:, :whole], 1, (-1, _PIECE))
-        squares = squares + torch.linalg.vector_norm(pieces, dim=2).square().sum(1)
+    rows = gradients
+    if rows.dim() != 2:
+        rows = rows.reshape(len(rows), rows.shape[1:].numel())
+    if rows.shape[1] <= PIECE:
+        return _short_squares(rows)
+    if compilable(rows):
+        return row_squares(rows)
+    whole = rows.shape[1] - rows.shape[1] % PIECE
+    pieces = torch.unflatten(rows[:, :whole], 1, (-1, PIECE))
+    return _short_squares(rows[:, whole:]) + _short_squares(pieces).sum(1)
+
+
+def _short_squares(rows: Tensor) -> Tensor:
+    squares: Tensor = torch.linalg.vector_norm(rows, dim=-1).square()
     return squares
 
 
