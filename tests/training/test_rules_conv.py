@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hazards import HAZARDS
-from oracle import assert_agrees
+from oracle import assert_agrees, in_float64
 from torch import nn
 
 from epsilons.training.norms import batch_norms
@@ -29,12 +29,16 @@ def prefer(monkeypatch, method):
     monkeypatch.setattr(conv, "_cheapest", conv._cheapest.__wrapped__)  # nothing is remembered
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", CONVS)
-def test_every_method_agrees_with_the_loop(name, method, monkeypatch):
+def test_every_method_agrees_with_the_loop(name, method, dtype, monkeypatch):
     torch.manual_seed(0)
     prefer(monkeypatch, method)
-    assert_agrees(*HAZARDS[name]())
+    model, loss_fn, batch = HAZARDS[name]()
+    if dtype == torch.float64:
+        model, batch = model.double(), in_float64(batch)
+    assert_agrees(model, loss_fn, batch)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -48,6 +52,7 @@ def test_the_method_that_is_preferred_is_the_one_that_runs(method, monkeypatch):
         "by_groups": "groups",
         "patch_gram": "patch grams",
         "shifted_gram": "shifted grams",
+        "shifted_squares": "shifted grams",
     }
     for function, name in parts.items():
         original = getattr(conv, function)

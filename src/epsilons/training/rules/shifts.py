@@ -1,0 +1,149 @@
+"""Squared norms of filter gradients from products of pixels, by compiled loops in host memory.
+
+Patches overlap, so that products of patches share products of pixels:
+
+    norm² = Σ_tu ⟨g_t, g_u⟩ Σ_shift ⟨a_{t+shift}, a_{u+shift}⟩
+
+over pairs of places t, u. Nothing is written but the two matrices of products.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numba import prange
+from numpy.typing import NDArray
+from torch import Tensor
+
+from epsilons.training.compiled import compiled_threads, reordered
+from epsilons.training.rules.contractions import Geometry
+
+_Floats = NDArray[Any]
+_Flags = NDArray[np.bool_]
+_Pair = tuple[int, int]
+
+
+def shifted_squares(
+    source: Tensor, places: Tensor, geometry: Geometry, share: float
+) -> tuple[Tensor, Tensor]:
+    """Squared norms, and whether they cancelled: fall below a share of their part with t = u.
+
+    For images (N, c, …) and what came back to their places (N, o, …), with stride 1 and one group
+    of channels; what comes back is (N,).
+    """
+    n = source.shape[0]
+    squares, cancelled = source.new_empty(n), torch.empty(n, dtype=torch.bool)
+    pixels, their = (_products(t.detach()) for t in (source, places))
+    walk = (*source.shape[2:], *places.shape[2:], *geometry.kernel, *geometry.before)
+    options = *walk, *geometry.dilation, share, squares.numpy(), cancelled.numpy()
+    threads = min(torch.get_num_threads(), n)
+    if threads <= 1:
+        _some(0, n, pixels, their, *options)
+    else:
+        with compiled_threads(threads):
+            _at_once(threads, pixels, their, *options)
+    return squares, cancelled
+
+
+def _products(images: Tensor) -> _Floats:
+    flat = images.flatten(2)
+    found: _Floats = torch.bmm(flat.mT, flat).numpy()
+    return found
+
+
+@reordered(parallel=True)
+def _at_once(
+    threads: int,
+    pixels: _Floats,
+    places: _Floats,
+    height: int,
+    width: int,
+    rows: int,
+    columns: int,
+    down: int,
+    across: int,
+    above: int,
+    left: int,
+    step_down: int,
+    step_across: int,
+    share: float,
+    squares: _Floats,
+    cancelled: _Flags,
+) -> None:
+    n = len(pixels)
+    for t in prange(threads):
+        _some(
+            t * n // threads, (t + 1) * n // threads, pixels, places, height, width, rows, columns,
+            down, across, above, left, step_down, step_across, share, squares, cancelled,
+        )  # fmt: skip
+
+
+@reordered()
+def _some(
+    first: int,
+    last: int,
+    pixels: _Floats,
+    places: _Floats,
+    height: int,
+    width: int,
+    rows: int,
+    columns: int,
+    down: int,
+    across: int,
+    above: int,
+    left: int,
+    step_down: int,
+    step_across: int,
+    share: float,
+    squares: _Floats,
+    cancelled: _Flags,
+) -> None:
+    """Places are rows × columns, filters down × across; a pair in different rows counts twice."""
+    met = np.zeros((across, rows * width), places.dtype)  # a place's products where pixels lie
+    for i in range(first, last):
+        square = term = 0.0
+        for row in range(rows):
+            for column in range(columns):
+                t = row * columns + column
+                for tap in range(across):
+                    right = tap * step_across - left
+                    if not 0 <= column + right < width:
+                        continue
+                    _lay_out(places[i, t], row, rows, columns, right, width, met[tap])
+                    for above_tap in range(down):
+                        lower = above_tap * step_down - above
+                        if not 0 <= row + lower < height:
+                            continue
+                        pixel = (row + lower) * width + column + right
+                        term += places[i, t, t] * pixels[i, pixel, pixel]
+                        end = min(rows, height - lower)
+                        square += _dot(
+                            pixels[i, pixel, (row + lower) * width :],
+                            met[tap, row * width : end * width],
+                        )
+        squares[i] = square
+        cancelled[i] = square < share * term
+
+
+@reordered()
+def _lay_out(
+    products: _Floats, row: int, rows: int, columns: int, right: int, width: int, met: _Floats
+) -> None:
+    """Products with the places from `row` on, each where the pixel `right` of it lies."""
+    begin = max(0, -right)
+    length = min(columns, width - right) - begin
+    for other in range(row, rows):
+        times = products.dtype.type(1 if other == row else 2)
+        target, given = met[other * width + begin + right :], products[other * columns + begin :]
+        for j in range(length):
+            target[j] = times * given[j]
+
+
+@reordered()
+def _dot(x: _Floats, y: _Floats) -> Any:
+    total = y.dtype.type(0)
+    for j in range(len(y)):
+        total += x[j] * y[j]
+    return total
