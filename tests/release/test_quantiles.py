@@ -3,7 +3,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from audit import noise_drawn_by
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.optimize import isotonic_regression
@@ -97,6 +97,7 @@ def test_results_are_in_range_ordered_and_within_their_intervals(values, shares,
     assert all(a.value <= b.value for a, b in pairwise([found[k] for k in np.argsort(shares)]))
 
 
+@example(np.array([1.0, 2.0, 2.0] + 57 * [0.0]), 0.9499999999999998)
 @given(arrays(float, 60, elements=st.floats(0, 2)), st.floats(0.05, 0.95))
 def test_without_noise_the_quantile_is_found_to_a_cell(values, share):
     grid = epsilon_grid(2.0, 64)
@@ -104,7 +105,8 @@ def test_without_noise_the_quantile_is_found_to_a_cell(values, share):
         (found,) = two_stage_quantiles(values, [share], grid, Size(60), 1e4)
     (truth,) = true_quantiles(values, [share])
     cells = np.abs(np.subtract(*np.searchsorted(grid, [truth, found.value])))
-    assert cells <= 1 or rank_errors(values, [found.value], [share])[0] <= 1 / 60
+    one_rank = 1 / 60 + 1e-12  # shares are rounded
+    assert cells <= 1 or rank_errors(values, [found.value], [share])[0] <= one_rank
 
 
 def test_no_more_is_drawn_than_is_paid_for():

@@ -7,7 +7,8 @@ output gradient arrives; gradients of several uses are added before the norm is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -179,7 +180,7 @@ class Accumulation:
         chosen = ~left_out if bool(left_out.any()) else None
         if all(p.dtype != torch.float64 for p in self.parameters.values()):
             factors = factors.float()  # once for all
-        with torch.autocast(factors.device.type, enabled=False):
+        with without_autocast(factors.device.type):
             self._add_narrow(factors, chosen, totals)
             for group in self._kept:
                 self._add_clipped(group, factors, chosen, totals, sums)
@@ -226,6 +227,12 @@ class Accumulation:
                 term, g, its_factors = term.rows(chosen), g[chosen], factors[chosen]
             _add(totals, id(use.weight), term.weighted_sum(g, its_factors))
         group.uses = []
+
+
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Have operations run in the types of their operands; costs nothing where they do anyway."""
+    on = torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if on else nullcontext()
 
 
 def _add(totals: dict[_Key, Tensor], key: _Key, part: Tensor) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from epsilons.training.accumulation import Accumulation
+from epsilons.training.accumulation import Accumulation, without_autocast
 from epsilons.training.interception import Interception, PresumedWrongly
 from epsilons.training.isolation import in_order, undisturbed
 from epsilons.training.layout import BATCH_FIRST, swapped, tensors_in
@@ -224,10 +224,9 @@ def _overheard(
         check_losses(losses, count)
         if presume and mode.presumed(losses):
             raise PresumedWrongly
-        device = mode.anchor.device.type
-        autocast = torch.is_autocast_enabled(device)
+        autocast = torch.is_autocast_enabled(mode.device)
         accumulated = Accumulation(mode.uses, parameters, count, keep=keep, coarse=autocast)
-        with torch.autocast(device, enabled=False):
+        with without_autocast(mode.device):
             if losses.requires_grad:
                 mode.backward(losses.sum(), accumulated.receive)
             accumulated.finish()
