@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -24,6 +24,21 @@ reordered = functools.partial(
 def compilable(tensor: Tensor) -> bool:
     """Whether a tensor is such as compiled loops take: single precision, in host memory."""
     return tensor.is_cpu and tensor.dtype == torch.float32
+
+
+def share_out(
+    count: int, some: Callable[..., None], at_once: Callable[..., None], *operands: Any
+) -> None:
+    """Have as many threads as torch's go through `count` items: `at_once(threads, …)`.
+
+    On one thread `some(0, count, …)` does it.
+    """
+    threads = min(torch.get_num_threads(), count)
+    if threads <= 1:
+        some(0, count, *operands)
+        return
+    with compiled_threads(threads):
+        at_once(threads, *operands)
 
 
 def compiled_threads(count: int) -> AbstractContextManager[Any]:

@@ -12,12 +12,11 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numba import prange
 from numpy.typing import NDArray
 from torch import Tensor
 
-from epsilons.training.compiled import compiled_threads, reordered
+from epsilons.training.compiled import reordered, share_out
 from epsilons.training.rules.contractions import Geometry, Sizes
 
 _OUTPUTS, _TAPS = 4, 3  # as many sums as there are registers
@@ -65,12 +64,7 @@ def _run(
 ) -> None:
     images, its = (_by_group(t, geometry.groups) for t in (source, places))
     walk = _walk(source.shape[2:], places.shape[2:], geometry)
-    threads = min(torch.get_num_threads(), len(images))
-    if threads <= 1:
-        _some(0, len(images), images, its, walk, found, squares)
-        return
-    with compiled_threads(threads):
-        _at_once(threads, images, its, walk, found, squares)
+    share_out(len(images), _some, _at_once, images, its, walk, found, squares)
 
 
 def _by_group(images: Tensor, groups: int) -> _Floats:

@@ -14,7 +14,7 @@ from numba import prange
 from numpy.typing import NDArray
 from torch import Tensor
 
-from epsilons.training.compiled import compiled_threads, reordered
+from epsilons.training.compiled import reordered, share_out
 
 _ROWS, _COLUMNS = 4, 3  # as many sums as there are registers
 
@@ -32,12 +32,7 @@ def pair_sums(a: Tensor, g: Tensor, share: float) -> tuple[Tensor, Tensor, Tenso
     cancelled = torch.empty(n, dtype=torch.bool)
     ours, theirs = (t.detach().contiguous().numpy() for t in (a, g))
     results = squares.numpy(), totals.numpy(), cancelled.numpy()
-    threads = min(torch.get_num_threads(), n)
-    if threads <= 1:
-        _some(0, n, ours, theirs, share, *results)
-    else:
-        with compiled_threads(threads):
-            _at_once(threads, ours, theirs, share, *results)
+    share_out(n, _some, _at_once, ours, theirs, share, *results)
     return squares, totals, cancelled
 
 

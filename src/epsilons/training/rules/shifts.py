@@ -17,12 +17,12 @@ from numba import prange
 from numpy.typing import NDArray
 from torch import Tensor
 
-from epsilons.training.compiled import compiled_threads, reordered
+from epsilons.training.compiled import reordered, share_out
 from epsilons.training.rules.contractions import Geometry
 
 _Floats = NDArray[Any]
 _Flags = NDArray[np.bool_]
-_Pair = tuple[int, int]
+_Whole = NDArray[np.int64]
 
 
 def shifted_squares(
@@ -36,14 +36,10 @@ def shifted_squares(
     n = source.shape[0]
     squares, cancelled = source.new_empty(n), torch.empty(n, dtype=torch.bool)
     pixels, their = (_products(t.detach()) for t in (source, places))
-    walk = (*source.shape[2:], *places.shape[2:], *geometry.kernel, *geometry.before)
-    options = *walk, *geometry.dilation, share, squares.numpy(), cancelled.numpy()
-    threads = min(torch.get_num_threads(), n)
-    if threads <= 1:
-        _some(0, n, pixels, their, *options)
-    else:
-        with compiled_threads(threads):
-            _at_once(threads, pixels, their, *options)
+    kernel, _, before, dilation, _ = geometry
+    walk = np.array([source.shape[2:], places.shape[2:], kernel, before, dilation])
+    results = squares.numpy(), cancelled.numpy()
+    share_out(n, _some, _at_once, pixels, their, walk, share, *results)
     return squares, cancelled
 
 
@@ -58,26 +54,15 @@ def _at_once(
     threads: int,
     pixels: _Floats,
     places: _Floats,
-    height: int,
-    width: int,
-    rows: int,
-    columns: int,
-    down: int,
-    across: int,
-    above: int,
-    left: int,
-    step_down: int,
-    step_across: int,
+    walk: _Whole,
     share: float,
     squares: _Floats,
     cancelled: _Flags,
 ) -> None:
     n = len(pixels)
     for t in prange(threads):
-        _some(
-            t * n // threads, (t + 1) * n // threads, pixels, places, height, width, rows, columns,
-            down, across, above, left, step_down, step_across, share, squares, cancelled,
-        )  # fmt: skip
+        first, last = t * n // threads, (t + 1) * n // threads
+        _some(first, last, pixels, places, walk, share, squares, cancelled)
 
 
 @reordered()
@@ -86,21 +71,15 @@ def _some(
     last: int,
     pixels: _Floats,
     places: _Floats,
-    height: int,
-    width: int,
-    rows: int,
-    columns: int,
-    down: int,
-    across: int,
-    above: int,
-    left: int,
-    step_down: int,
-    step_across: int,
+    walk: _Whole,
     share: float,
     squares: _Floats,
     cancelled: _Flags,
 ) -> None:
-    """Places are rows × columns, filters down × across; a pair in different rows counts twice."""
+    """A pair of places in different rows counts twice."""
+    (height, width), (rows, columns) = (walk[0, 0], walk[0, 1]), (walk[1, 0], walk[1, 1])
+    (down, across), (above, left) = (walk[2, 0], walk[2, 1]), (walk[3, 0], walk[3, 1])
+    step_down, step_across = walk[4, 0], walk[4, 1]
     met = np.zeros((across, rows * width), places.dtype)  # a place's products where pixels lie
     for i in range(first, last):
         square = term = 0.0

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from numba import prange
 from numpy.typing import NDArray
 from torch import Tensor
 
-from epsilons.training.compiled import compiled_threads, reordered
+from epsilons.training.compiled import reordered, share_out
 
 PIECE = 4096  # numbers whose squares are summed in single precision
-_ALONE = 1 << 15  # numbers that are not worth a second thread
 
 _Floats = NDArray[Any]
 
@@ -25,12 +23,7 @@ def row_squares(rows: Tensor) -> Tensor:
     n = rows.shape[0]
     squares = rows.new_empty(n)
     values, results = rows.detach().contiguous().numpy(), squares.numpy()
-    threads = min(torch.get_num_threads(), n) if rows.numel() > _ALONE else 1
-    if threads <= 1:
-        _some(0, n, values, results)
-    else:
-        with compiled_threads(threads):
-            _at_once(threads, values, results)
+    share_out(n, _some, _at_once, values, results)
     return squares
 
 
