@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from epsilons.training.compiled import compilable
+from epsilons.training.rules.outer import MOST_PLACES, outer_sums
 from epsilons.training.rules.pairs import pair_sums
 from epsilons.training.rules.registry import (
+    Formed,
     Term,
     chunks,
     norm_rule,
@@ -41,6 +43,18 @@ class Linear(Term):
     def gradients(self, g: Tensor) -> Tensor:
         a, g = self.operands(g)
         return torch.bmm(a.mT, g) if self.transposed else torch.bmm(g.mT, a)
+
+    def formed(self, g: Tensor) -> tuple[Term, Tensor]:
+        a, rows = self.operands(g)
+        if not _tiled(a, rows):
+            return super().formed(g)
+        if self.transposed:
+            gradients, squares, _ = outer_sums(rows, a)
+            return Formed(squares), gradients
+        gradients, squares, sums = outer_sums(a, rows)
+        if self.bias is not None:
+            self.bias.sums = sums
+        return Formed(squares), gradients
 
     def forms(self, g: Tensor) -> bool:
         return _forms(*self.operands(g))
@@ -92,8 +106,13 @@ def _forms(a: Tensor, g: Tensor) -> bool:
     return places > 1 and 2 * places**2 > formed
 
 
+def _tiled(a: Tensor, g: Tensor) -> bool:
+    """Whether sums of outer products are a compiled loop's to form."""
+    return 1 < a.shape[1] <= MOST_PLACES and compilable(a) and compilable(g)
+
+
 def _formed(a: Tensor, g: Tensor) -> Tensor:
-    return square_norms(torch.bmm(g.mT, a))
+    return outer_sums(a, g)[1] if _tiled(a, g) else square_norms(torch.bmm(g.mT, a))
 
 
 def _gram(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,24 +137,21 @@ class Bias(Term):
     def __init__(self, shape: torch.Size) -> None:
         super().__init__(None)
         self.shape = shape
-        self.squares: Tensor | None = None  # from the weight of the same linear map
+        self.sums: Tensor | None = None  # like `squares`, from the weight of the same linear map
 
     def rows(self, chosen: slice | Tensor) -> Self:
         part = super().rows(chosen)
-        part.squares = None
+        part.sums = None
         return part
 
     def gradients(self, g: Tensor) -> Tensor:
-        return summed_to(precise(g), self.shape)
+        return summed_to(precise(g), self.shape) if self.sums is None else self.sums
 
     def formed(self, g: Tensor) -> tuple[Term, Tensor]:
         return super().formed(g) if self.squares is None else (self, g)  # the weight holds g too
 
     def forms(self, g: Tensor) -> bool:
         return self.squares is None
-
-    def square_norms(self, g: Tensor) -> Tensor:
-        return super().square_norms(g) if self.squares is None else self.squares
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
         if self.squares is None:

@@ -30,6 +30,8 @@ class Term(ABC):
     examples first, (B, …). A rule of your own needs `gradients` only.
     """
 
+    squares: Tensor | None = None  # the squared norms, where they are known already
+
     def __init__(self, data: Tensor | None) -> None:
         self.data = data
 
@@ -39,7 +41,7 @@ class Term(ABC):
 
     def square_norms(self, g: Tensor) -> Tensor:
         """Every example's squared gradient norm, (B,)."""
-        return square_norms(self.gradients(g))
+        return square_norms(self.gradients(g)) if self.squares is None else self.squares
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
         """Σ_i factors_i · gradient_i, of the weight's shape; factors: (B,)."""
@@ -57,6 +59,7 @@ class Term(ABC):
         """The same term for some of the examples."""
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
+        part.squares = None
         if self.data is not None:
             part.data = self.data[chosen]
         return part
@@ -65,8 +68,9 @@ class Term(ABC):
 class Formed(Term):
     """A term whose g already is every example's gradient."""
 
-    def __init__(self) -> None:
+    def __init__(self, squares: Tensor | None = None) -> None:
         super().__init__(None)
+        self.squares = squares
 
     def gradients(self, g: Tensor) -> Tensor:
         return g
