@@ -106,7 +106,7 @@ class Accumulation:
             self._narrow.append(use.weight)
             gradients = precise(use.term.gradients(use.g))
             if gradients.dim() != 2:
-                gradients = gradients.reshape(len(use.g), width)
+                gradients = gradients.reshape(use.g.shape[0], width)
             self._side_by_side.append(gradients)
             use.g = None
             return
@@ -133,7 +133,7 @@ class Accumulation:
             return
         assert use.g is not None
         held = use.term.data.nbytes if use.term.data is not None else 0
-        formed = 4 * len(use.g) * use.weight.tensor.numel()
+        formed = 4 * use.g.shape[0] * use.weight.tensor.numel()
         if formed <= _KEEP_FORMED * (held + use.g.nbytes):
             use.term, use.g = use.term.formed(use.g)
 

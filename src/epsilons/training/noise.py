@@ -7,6 +7,7 @@ and are added as integers.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from typing import Any
@@ -31,6 +32,7 @@ _Words = NDArray[np.uint64]
 _Floats = NDArray[np.floating[Any]]
 
 
+@functools.lru_cache
 def grid(std: float) -> float:
     """The grid of noise with standard deviation `std`.
 

@@ -151,7 +151,7 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
 
 def example_count(batch: Any) -> int:
     """How many examples a batch holds: the first dimension of its tensors."""
-    sizes = {len(t) for t in tensors_in(batch) if t.dim() > 0}
+    sizes = {t.shape[0] for t in tensors_in(batch) if t.dim() > 0}
     if len(sizes) != 1:
         raise ValueError(
             f"a batch holds tensors whose first dimensions are {sorted(sizes)}; expected one "

@@ -55,8 +55,9 @@ def private_step(
             limits = _with_room(limits, plan, size)
         sums, norms = clipped_gradients(model, loss_fn, batch, limits, micro_batch=micro_batch)
     noisy = noise.added_to(sums, plan.noise_std)
+    torch._foreach_div_(list(noisy.values()), plan.batch_size)
     for name, parameter in parameters.items():
-        parameter.grad = noisy[name].div_(plan.batch_size).to(parameter)
+        parameter.grad = noisy[name].to(parameter)
     optimizer.step()
     return norms
 

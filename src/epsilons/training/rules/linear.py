@@ -60,12 +60,13 @@ class Linear(Term):
         return _forms(*self.operands(g))
 
     def square_norms(self, g: Tensor) -> Tensor:
-        a, g = self.operands(g)
-        if a.shape[1] == 1:
-            lengths = square_norms(g)
+        assert self.data is not None
+        if g.numel() == g.shape[0] * g.shape[-1]:  # one place
+            lengths = square_norms(precise(g))
             if self.bias is not None:
                 self.bias.squares = lengths
-            return square_norms(a) * lengths
+            return square_norms(precise(self.data)) * lengths
+        a, g = self.operands(g)
         if _forms(a, g):
             parts = chunks(len(g), 4 * a.shape[2] * g.shape[2])
             return torch.cat([_formed(a[rows], g[rows]) for rows in parts])
@@ -81,13 +82,14 @@ class Linear(Term):
         return squares
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
-        a, g = self.operands(g)
-        scale = factors.to(g.dtype)[:, None, None]
-        if a.shape[2] < g.shape[2]:
+        assert self.data is not None
+        a, g = precise(self.data), precise(g)
+        scale = factors.to(g.dtype).view(-1, *[1] * (g.dim() - 1))
+        if a.shape[-1] < g.shape[-1]:
             a = a * scale
         else:
             g = g * scale
-        a, g = a.flatten(0, 1), g.flatten(0, 1)
+        a, g = a.flatten(0, -2), g.flatten(0, -2)
         return a.mT @ g if self.transposed else g.mT @ a
 
 
@@ -158,7 +160,7 @@ class Bias(Term):
             return super().weighted_sum(g, factors)
         rows = precise(g).reshape(-1, *self.shape)
         factors = factors.to(rows.dtype)
-        places = len(rows) // len(factors)
+        places = rows.shape[0] // factors.shape[0]
         return (factors if places == 1 else factors.repeat_interleave(places)) @ rows
 
 

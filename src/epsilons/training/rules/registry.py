@@ -6,6 +6,7 @@ A rule has the signature of its operation. It is called with the data examples f
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Self
@@ -113,7 +114,7 @@ def square_norms(gradients: Tensor) -> Tensor:
     """
     rows = gradients
     if rows.dim() != 2:
-        rows = rows.reshape(len(rows), rows.shape[1:].numel())
+        rows = rows.reshape(rows.shape[0], rows.shape[1:].numel())
     if rows.shape[1] <= PIECE:
         return _short_squares(rows)
     if compilable(rows):
@@ -130,10 +131,8 @@ def _short_squares(rows: Tensor) -> Tensor:
 
 def weighted(gradients: Tensor, factors: Tensor) -> Tensor:
     """Σ_i factors_i · gradients_i."""
-    flat = factors.to(gradients.dtype) @ gradients.reshape(
-        len(gradients), gradients.shape[1:].numel()
-    )
-    return flat.view(gradients.shape[1:])
+    count, *shape = gradients.shape
+    return (factors.to(gradients.dtype) @ gradients.reshape(count, math.prod(shape))).view(shape)
 
 
 def chunks(count: int, bytes_each: int) -> list[slice]:
