@@ -6,7 +6,7 @@ output gradient arrives; gradients of several uses are added before the norm is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -81,7 +81,8 @@ class Accumulation:
             self._found.append(square_norms(together))
             self._side_by_side = [together] if self.keep else []
         if self._found:
-            self.squares += torch.stack(self._found).sum(0, dtype=self.squares.dtype)
+            total = torch.stack(self._found).sum(0, dtype=self.squares.dtype)
+            self.squares += total.view_as(self.squares)  # one each, never one for all
         self._found.clear()
 
     def _settle(self, group: Group) -> None:
@@ -167,7 +168,8 @@ class Accumulation:
             pulled = _vjp(
                 [w.tensor for w in derived], [self.parameters[n] for n in names], gradients, batched
             )
-            for name, gradient in zip(names, pulled, strict=True):
+            own = pulled if batched else _apart(pulled)
+            for name, gradient in zip(names, own, strict=True):
                 if gradient is not None:
                     _add(result, name, precise(gradient))
         return result
@@ -270,6 +272,19 @@ def _vjp(
             None if column[0] is None else torch.stack([c for c in column if c is not None])
             for column in zip(*each, strict=True)
         ]
+
+
+def _apart(gradients: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
+    """Each in memory of its own, to be changed in place: autograd may give one for several."""
+    taken = set[int]()
+    for gradient in gradients:
+        if gradient is None:
+            yield None
+            continue
+        memory = gradient.untyped_storage()
+        whole = memory.nbytes() == gradient.nbytes and memory.data_ptr() not in taken
+        taken.add(memory.data_ptr())
+        yield gradient if whole else gradient.clone(memory_format=torch.contiguous_format)
 
 
 def _groups(uses: Sequence[Use]) -> list[Group]:

@@ -32,7 +32,6 @@ _Words = NDArray[np.uint64]
 _Floats = NDArray[np.floating[Any]]
 
 
-@functools.lru_cache
 def grid(std: float) -> float:
     """The grid of noise with standard deviation `std`.
 
@@ -43,7 +42,12 @@ def grid(std: float) -> float:
     >>> grid(1.5) == 2**-32
     True
     """
-    std = float(checks.positive("std", std))
+    return _grid(float(std))
+
+
+@functools.lru_cache
+def _grid(std: float) -> float:
+    checks.positive("std", std)
     _, exponent = math.frexp(std)
     g = math.ldexp(1.0, exponent - 1 - _GRID_BITS)
     if g < sys.float_info.min:

@@ -55,9 +55,10 @@ def private_step(
             limits = _with_room(limits, plan, size)
         sums, norms = clipped_gradients(model, loss_fn, batch, limits, micro_batch=micro_batch)
     noisy = noise.added_to(sums, plan.noise_std)
-    torch._foreach_div_(list(noisy.values()), plan.batch_size)
-    for name, parameter in parameters.items():
-        parameter.grad = noisy[name].to(parameter)
+    gradients = [noisy[name] for name in parameters]
+    torch._foreach_div_(gradients, plan.batch_size)
+    for parameter, gradient in zip(parameters.values(), gradients, strict=True):
+        parameter.grad = gradient.to(parameter)
     optimizer.step()
     return norms
 

@@ -229,3 +229,22 @@ def one_bias_for_all_outputs():
         squared,
         sequences(),
     )  # fmt: skip
+
+
+@hazard
+def standardised_map_of_sequences():
+    def forward(self, x):
+        return F.linear(x, F.layer_norm(self.linear.weight, (D,)), self.linear.bias)
+
+    return Net(forward, linear=nn.Linear(D, 7)), squared, sequences()
+
+
+@hazard
+def one_gradient_for_several_parameters():
+    def forward(self, x):
+        whole = self.left + self.right.T + torch.cat([self.upper, self.lower]) + self.level.sum()
+        return F.linear(x, whole)
+
+    shapes = {"left": (7, D), "right": (D, 7), "upper": (3, D), "lower": (4, D), "level": (2,)}
+    parts = {name: parameter(*shape) for name, shape in shapes.items()}
+    return Net(forward, **parts), squared, sequences()

@@ -14,6 +14,7 @@ from epsilons.training.rules.outer import MOST_PLACES, outer_sums
 from epsilons.training.rules.pairs import pair_sums
 from epsilons.training.rules.registry import (
     Formed,
+    Known,
     Term,
     chunks,
     norm_rule,
@@ -34,6 +35,11 @@ class Linear(Term):
     def __init__(self, data: Tensor, transposed: bool = False, bias: Bias | None = None) -> None:
         super().__init__(data)
         self.transposed, self.bias = transposed, bias
+
+    def rows(self, chosen: slice | Tensor) -> Self:
+        part = super().rows(chosen)
+        part.bias = None  # which has other rows
+        return part
 
     def operands(self, g: Tensor) -> tuple[Tensor, Tensor]:
         """a (B, T, d) and g (B, T, p), in single precision or better."""
@@ -133,13 +139,13 @@ def _gram(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     return squares, sums
 
 
-class Bias(Term):
+class Bias(Known):
     """Anything added to the output's last dimensions: gradient Σ g over the others."""
 
     def __init__(self, shape: torch.Size) -> None:
-        super().__init__(None)
+        super().__init__()
         self.shape = shape
-        self.sums: Tensor | None = None  # like `squares`, from the weight of the same linear map
+        self.sums: Tensor | None = None  # the gradients: from the weight of the same linear map
 
     def rows(self, chosen: slice | Tensor) -> Self:
         part = super().rows(chosen)

@@ -31,8 +31,6 @@ class Term(ABC):
     examples first, (B, …). A rule of your own needs `gradients` only.
     """
 
-    squares: Tensor | None = None  # the squared norms, where they are known already
-
     def __init__(self, data: Tensor | None) -> None:
         self.data = data
 
@@ -42,7 +40,7 @@ class Term(ABC):
 
     def square_norms(self, g: Tensor) -> Tensor:
         """Every example's squared gradient norm, (B,)."""
-        return square_norms(self.gradients(g)) if self.squares is None else self.squares
+        return square_norms(self.gradients(g))
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
         """Σ_i factors_i · gradient_i, of the weight's shape; factors: (B,)."""
@@ -60,18 +58,29 @@ class Term(ABC):
         """The same term for some of the examples."""
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
-        part.squares = None
         if self.data is not None:
             part.data = self.data[chosen]
         return part
 
 
-class Formed(Term):
-    """A term whose g already is every example's gradient."""
+class Known(Term):
+    """A term without data whose squared norms may be known already."""
 
     def __init__(self, squares: Tensor | None = None) -> None:
         super().__init__(None)
         self.squares = squares
+
+    def square_norms(self, g: Tensor) -> Tensor:
+        return super().square_norms(g) if self.squares is None else self.squares
+
+    def rows(self, chosen: slice | Tensor) -> Self:
+        part = super().rows(chosen)
+        part.squares = None
+        return part
+
+
+class Formed(Known):
+    """A term whose g already is every example's gradient."""
 
     def gradients(self, g: Tensor) -> Tensor:
         return g
