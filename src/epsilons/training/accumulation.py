@@ -117,7 +117,8 @@ class Accumulation:
     def _standardised(self, group: Group) -> Tensor:
         """Settle by the closed form what can be; the places of the examples that remain."""
         everyone = torch.arange(len(self.squares), device=self.squares.device)
-        shape, use = group.weights[0].shape, group.uses[0]
+        use = group.uses[0]
+        shape = use.weight.shape
         if not isinstance(shape, Standardised) or len(group.uses) > 1 or self.coarse:
             return everyone
         assert use.g is not None
@@ -183,9 +184,10 @@ class Accumulation:
         if all(p.dtype != torch.float64 for p in self.parameters.values()):
             factors = factors.float()  # once for all
         with without_autocast(factors.device.type):
-            self._add_narrow(factors, chosen, totals)
-            for group in self._kept:
-                self._add_clipped(group, factors, chosen, totals, sums)
+            if chosen is None or bool(chosen.any()):
+                self._add_narrow(factors, chosen, totals)
+                for group in self._kept:
+                    self._add_clipped(group, factors, chosen, totals, sums)
             weights = [*self._narrow, *(w for group in self._kept for w in group.weights)]
             for name, part in self._to_parameters(weights, totals, batched=False).items():
                 _add(sums, name, part)

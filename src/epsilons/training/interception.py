@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from epsilons.training.layout import (
     BATCH_FIRST,
     ELEMENTWISE,
+    EXPANDING,
     Layout,
     agreeing,
     examples_first,
@@ -62,6 +63,12 @@ class Interception(TorchFunctionMode):
 
     def __post_init__(self) -> None:
         super().__init__()
+        hooked = [name for name, p in self.parameters.items() if p._backward_hooks]
+        if hooked:
+            raise UnsupportedLayer(
+                f"{', '.join(hooked)}: a hook on the parameter may change its gradient, and would "
+                "not be called for every example. Remove it."
+            )
         device = next(iter(self.parameters.values())).device
         self.device = device.type
         self.anchor = torch.zeros((), device=device, requires_grad=True)
@@ -161,7 +168,7 @@ class Interception(TorchFunctionMode):
         if data and func in REFUSED:
             REFUSED[func](*args, **kwargs)
         presumed = bool(data) and all(guesses)
-        if any(guesses) and not presumed and not agreeing(func, data):
+        if any(guesses) and not presumed and not agreeing(func, args, kwargs, data):
             raise PresumedWrongly
         if weights and data:
             if torch.is_grad_enabled():
@@ -214,7 +221,12 @@ class Interception(TorchFunctionMode):
 
     def _derive(self, func: Any, args: Any, kwargs: Any, weights: list[Weight]) -> Any:
         name = getattr(func, "__name__", "")
-        if self.presume and name in _EXPANDING and torch.is_grad_enabled():
+        if torch.is_grad_enabled() and _changes(name) and id(args[0]) in self._weights:
+            raise UnsupportedLayer(
+                f"{self.path(weights)}: {name} changes a weight in place while the model runs. "
+                "Use the out-of-place operation."
+            )
+        if self.presume and name in EXPANDING and torch.is_grad_enabled():
             expanded = self._expanded(func, args, kwargs, weights[0])
             if expanded is not None:
                 return expanded
@@ -351,7 +363,7 @@ class Interception(TorchFunctionMode):
             examples_first(t, its, self.count) for t, (_, its) in zip(plain, data, strict=True)
         ]
         originals = [t for t, _ in data]
-        if func in RULES:
+        if func in RULES and not any(t.is_complex() for t in (*plain, out)):
             rule, argument = RULES[func]
             subject = args[0] if args else kwargs.get(argument)
             applies = argument is None or (len(data) == 1 and originals[0] is subject)
@@ -385,7 +397,7 @@ class Interception(TorchFunctionMode):
         presumed: bool,
     ) -> Tensor:
         uses = [Use(weight, term, name) for weight, term in terms]
-        versions = [(t, t._version) for _, term in terms if (t := term.data) is not None]
+        versions = [(t, t._version) for _, term in terms for t in term.held()]
         self.uses.extend(uses)
 
         def arrived(g: Tensor) -> None:
@@ -428,13 +440,19 @@ def _unheard(receive: Callable[[Use], None]) -> Callable[[Use], None]:
     return received
 
 
+def _changes(name: str) -> bool:
+    """Whether an operation of that name changes its first argument."""
+    within = name.startswith("__i") and name not in ("__invert__", "__index__", "__int__")
+    trailing = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+    return trailing or name == "__setitem__" or within
+
+
 def _spans(weight: Tensor, place: int) -> bool:
     return weight.dim() >= -place and weight.shape[place] != 1
 
 
 _grad = opened(torch.autograd.grad) or torch.autograd.grad
 _DIFFERENTIATING = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
-_EXPANDING = names("expand expand_as repeat tile broadcast_to")
 _CASTING = names("to float double half bfloat16 type type_as")
 _REARRANGING = names(
     "T mT H mH __get__ t transpose permute swapaxes swapdims movedim moveaxis view reshape flatten "

@@ -75,15 +75,30 @@ def output_layout(
     name = getattr(function, "__name__", "")
     if name == "__get__":
         name = _PROPERTIES.get(function, "")
+    first = args[0] if args else kwargs.get("input")
+    if first is tensor and _reorders(name, args, kwargs, tensor, layout, count):
+        return None
+    if name in _PAIRING and first is not tensor:
+        return None  # rows of another operand may come first in what it gives
+    if name in _RECURRENT and out.dim() == 3 and out.shape[:-1] != tensor.shape[:-1]:
+        return Layout(1) if out.shape[1] == count else None  # a state (layers, examples, …)
     if name in _MOVING:
         return _moved(name, function, args, kwargs, tensor, layout)
     if name in _REDUCING:
         if name == "__getitem__" and layout.dim == 0 and _keeps_first(args[1]):
             return layout
         return _probed(function, args, kwargs, known, out, count)
-    if name == "stack":
-        position = kwargs.get("dim", args[1] if len(args) > 1 else 0) % out.dim()
-        return Layout(layout.dim + (position <= layout.dim), layout.inner)
+    if name in _JOINING:
+        position = _joined_along(args, kwargs) % out.dim()
+        if len({its for _, its in known}) > 1:
+            return None
+        if name == "stack":
+            return Layout(layout.dim + (position <= layout.dim), layout.inner)
+        if position == layout.dim and len(known) < len(tensors_in((args, kwargs))):
+            return None  # rows that belong to nobody
+    if name in EXPANDING:
+        place = layout.dim + out.dim() - tensor.dim()
+        return None if out.shape[place] % (count * layout.inner) else Layout(place, layout.inner)
     for other, its_layout in known:
         if other.shape == out.shape:
             return its_layout
@@ -98,7 +113,12 @@ def output_layout(
     return None
 
 
-def agreeing(function: Function, inputs: Sequence[tuple[Tensor, Layout | None]]) -> bool:
+def agreeing(
+    function: Function,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    inputs: Sequence[tuple[Tensor, Layout | None]],
+) -> bool:
     """Whether an operation on several data inputs leaves each example to itself.
 
     Asked where one of the layouts is a presumption from sizes: False where in doubt.
@@ -114,7 +134,77 @@ def agreeing(function: Function, inputs: Sequence[tuple[Tensor, Layout | None]])
         return len(places) == 1 and max(places) <= -3
     if name in _ROW_BY_ROW:
         return layouts == {BATCH_FIRST}
-    return len(layouts) == 1 and len({tensor.dim() for tensor, _ in inputs}) == 1
+    if name not in _JOINING or len(layouts) > 1 or len({t.dim() for t, _ in inputs}) > 1:
+        return False
+    (layout,) = layouts
+    (ndim,) = {tensor.dim() for tensor, _ in inputs}
+    along = _joined_along(args, kwargs) % ndim
+    return name == "stack" or (layout is not None and along != layout.dim)
+
+
+def _joined_along(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    along: int = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+    return along
+
+
+def _reorders(
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    tensor: Tensor,
+    layout: Layout,
+    count: int,
+) -> bool:
+    """Whether an operation may give an example the place of another."""
+    if name in _PICKING:
+        return True
+    if name == "where":
+        return len(args) + len(kwargs) == 1  # the places of what is true, in any number
+    if name == "__getitem__":
+        part = _index_along(layout.dim, args[1], tensor.dim())
+        return isinstance(part, (Tensor, list)) and not _names_each(part, count)
+    if name not in _REORDERING:
+        return False
+    keyword, position, default = _REORDERING[name]
+    given = kwargs.get(keyword, args[position] if len(args) > position else default)
+    if given is None:
+        return True  # through the flattened tensor
+    if name == "flip" and isinstance(given, int):
+        given = args[1:] if len(args) > 1 else (given,)
+    dims = (given,) if isinstance(given, int) else given
+    return layout.dim in {d % tensor.dim() for d in dims}
+
+
+def _index_along(dim: int, index: Any, ndim: int) -> Any:
+    """What an index says about one dimension of a tensor; None if nothing."""
+    parts = index if isinstance(index, tuple) else (index,)
+    taken = [_dims_taken(part) for part in parts]
+    at = 0
+    for part, dims in zip(parts, taken, strict=True):
+        if part is Ellipsis:
+            dims = ndim - sum(taken)
+        if at <= dim < at + dims:
+            return None if part is Ellipsis else part
+        at += dims
+    return None
+
+
+def _dims_taken(part: Any) -> int:
+    if part is None or part is Ellipsis or isinstance(part, bool):
+        return 0
+    mask = isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8)
+    return part.dim() if mask else 1
+
+
+def _names_each(index: Tensor | list[Any], count: int) -> bool:
+    """Whether an index names every example once, in order."""
+    named = torch.as_tensor(index)
+    if named.dtype == torch.bool:
+        return named.dim() == 1 and bool(named.all())
+    if named.dim() == 0 or named.shape[0] != count:
+        return False
+    order = torch.arange(count, device=named.device).view(-1, *[1] * (named.dim() - 1))
+    return bool((named == order).all())
 
 
 def _reshaped(old: Sequence[int], layout: Layout, new: Sequence[int], count: int) -> Layout | None:
@@ -282,6 +372,23 @@ ELEMENTWISE = names(
     "lerp masked_fill addcmul addcdiv hypot logaddexp add_ sub_ mul_ div_ masked_fill_ __eq__ "
     "__lt__ __le__ __gt__ __ge__ __ne__ binary_cross_entropy_with_logits"
 )
+EXPANDING = names("expand expand_as repeat tile broadcast_to")
+_JOINING = names("cat concat concatenate stack")
+_PAIRING = names("linear tensordot outer ger inner cdist kron")
+_RECURRENT = names("lstm gru rnn_tanh rnn_relu")
+_PICKING = names("nonzero argwhere masked_select unique")
+_REORDERING: dict[str, tuple[str, int, Any]] = {
+    "flip": ("dims", 1, None),
+    "flipud": ("dims", 1, 0),
+    "roll": ("dims", 2, None),
+    "rot90": ("dims", 2, (0, 1)),
+    "index_select": ("dim", 1, None),
+    "gather": ("dim", 1, None),
+    "take_along_dim": ("dim", 2, None),
+    "sort": ("dim", 1, -1),
+    "argsort": ("dim", 1, -1),
+    "msort": ("dim", 1, 0),
+}  # the keyword, place and default of the dimensions along which they do
 _CONTRACTING = names("matmul bmm mm __matmul__ __rmatmul__ baddbmm")
 _ROW_BY_ROW = names(
     "__getitem__ __setitem__ gather index_select take_along_dim scatter cross_entropy nll_loss "

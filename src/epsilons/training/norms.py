@@ -66,7 +66,7 @@ def clipped_gradients(
     count = example_count(batch)
     parameters = trainable(model)
     limits = _bounds(bounds, count, next(iter(parameters.values())).device)
-    size = micro_batch or max(count, 1)
+    size = max(count, 1) if micro_batch is None else micro_batch
     if size < 1:
         raise ValueError(f"micro_batch={micro_batch} is not a number of examples; expected ≥ 1.")
     sums: dict[str, Tensor] | None = None
@@ -196,9 +196,15 @@ def _backward(
     *,
     keep: bool,
 ) -> Accumulation:
+    versions = [(t, t._version) for t in tensors_in(batch) if not t.is_inference()]
     try:
         return _overheard(model, loss_fn, batch, parameters, keep=keep, presume=True)
     except PresumedWrongly:
+        if any(t._version != version for t, version in versions):
+            raise RuntimeError(
+                "the model modifies its input in place and must be run a second time. "
+                "Use the out-of-place operation."
+            ) from None
         return _overheard(model, loss_fn, batch, parameters, keep=keep, presume=False)
 
 

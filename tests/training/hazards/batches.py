@@ -198,3 +198,45 @@ def layers_of_constants_as_long_as_the_batch():
         squared,
         torch.randn(B, B, D),
     )  # fmt: skip
+
+
+@hazard
+def as_many_classes_as_examples():
+    def forward(self, x):
+        classes = torch.tanh(self.table(torch.arange(B)))
+        return torch.einsum("bd,cd->bc", torch.tanh(self.linear(x)), classes)
+
+    def loss(model, batch):
+        return torch.logsumexp(model(batch), 1)
+
+    return Net(forward, linear=nn.Linear(D, D), table=nn.Embedding(B, D)), loss, torch.randn(B, D)
+
+
+@hazard
+def copies_in_front_of_the_batch():
+    def forward(self, x):
+        copies = torch.tanh(self.linear(x)).repeat(B, 1, 1) + x.expand(B, -1, -1)
+        return (copies * self.scale).sum(0)
+
+    return (
+        Net(forward, linear=nn.Linear(D, D), scale=parameter(B, 1, D)),
+        squared,
+        torch.randn(B, D),
+    )
+
+
+@hazard
+def states_of_a_frozen_lstm():
+    def forward(self, x):
+        _, (hidden, _) = self.lstm(x)
+        return self.linear(hidden).movedim(1, 0)
+
+    net = Net(forward, lstm=nn.LSTM(D, 4, num_layers=B, batch_first=True), linear=nn.Linear(4, 3))
+    net.lstm.requires_grad_(False)
+    return net, squared, sequences()
+
+
+@hazard
+def grouped_pixels_apart_in_memory():
+    net = nn.Conv2d(4, 6, 1, groups=2)
+    return net, squared, torch.randn(B, 4, 3, 3).to(memory_format=torch.channels_last)

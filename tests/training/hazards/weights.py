@@ -248,3 +248,30 @@ def one_gradient_for_several_parameters():
     shapes = {"left": (7, D), "right": (D, 7), "upper": (3, D), "lower": (4, D), "level": (2,)}
     parts = {name: parameter(*shape) for name, shape in shapes.items()}
     return Net(forward, **parts), squared, sequences()
+
+
+@hazard
+def standardised_use_that_the_loss_ignores():
+    def forward(self, x):
+        F.linear(x, F.layer_norm(self.weight, (D,)))
+        return F.linear(x, 2 * self.weight)
+
+    return Net(forward, weight=parameter(7, D)), squared, sequences()
+
+
+@hazard
+def standardised_transposed_convolution():
+    def forward(self, x):
+        rows = F.layer_norm(self.weight.flatten(1), (64 * 9,))
+        return F.conv_transpose2d(x, rows.view(self.weight.shape), padding=1)
+
+    return Net(forward, weight=parameter(64, 64, 3, 3)), squared, torch.randn(B, 64, 3, 3)
+
+
+@hazard
+def complex_spectrum():
+    def forward(self, x):
+        spectrum = torch.fft.rfft(x) * self.scale * torch.view_as_complex(self.filters)
+        return torch.fft.irfft(torch.tanh(spectrum.real) + 1j * spectrum.imag)
+
+    return Net(forward, scale=parameter(5), filters=parameter(5, 2)), squared, sequences()

@@ -77,7 +77,7 @@ def by_groups(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
 def by_patches(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
     """Formed gradients, from patches laid out in memory."""
     n, groups = len(source), geometry.groups
-    p = _patches(source, places.shape[2:], geometry).view(
+    p = _patches(source, places.shape[2:], geometry).reshape(
         n * groups, -1, math.prod(places.shape[2:])
     )
     q = places.reshape(n * groups, -1, p.shape[2])

@@ -75,7 +75,7 @@ class Conv(Term):
         """
         source, places, per_example = self._images(g)
         whole = symmetric(source.shape, places.shape, self.geometry) and self.geometry.groups == 1
-        if self.output is None or per_example > 1 or not whole or self.forms(g):
+        if self.output is None or self.swapped or per_example > 1 or not whole or self.forms(g):
             return None
         if self.output._version != self._version:  # an activation in place, after the layer
             return None

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from epsilons.training.layout import Layout, examples_back, swapped, tensors_in
-from epsilons.training.rules.registry import SCRATCH_BYTES, Term, precise
+from epsilons.training.rules.registry import SCRATCH_BYTES, Term, UnsupportedLayer, precise
 
 
 class PerExample(Term):
@@ -31,6 +32,9 @@ class PerExample(Term):
         self.sources = sources
         self.examples = examples
         self.weight = weight
+
+    def held(self) -> Sequence[Tensor]:
+        return self.sources
 
     def rows(self, chosen: slice | Tensor) -> Self:
         part = super().rows(chosen)
@@ -63,6 +67,7 @@ class Masked(Term):
     def __init__(
         self,
         call: Callable[[dict[int, Tensor]], Tensor],
+        sources: Sequence[Tensor],
         weight: Tensor,
         layout: Layout,
         out: Tensor,
@@ -70,14 +75,20 @@ class Masked(Term):
     ) -> None:
         super().__init__(torch.arange(count, device=out.device))
         self.call = call
+        self.sources = sources
         self.weight = weight
         self.layout = layout
         self.shape = out.shape
         self.count = count
 
+    def held(self) -> Sequence[Tensor]:
+        return self.sources
+
     def gradients(self, g: Tensor) -> Tensor:
         assert self.data is not None
-        pull = torch.func.vjp(lambda w: self.call({id(self.weight): w}), self.weight)[1]
+        # What isn't finite would reach everybody's gradient, as 0 · ∞; g has kept it for its own.
+        finite = {id(t): torch.where(t.isfinite(), t, 1) for t in self.sources}
+        pull = torch.func.vjp(lambda w: self.call(finite | {id(self.weight): w}), self.weight)[1]
 
         def gradient(row: Tensor, place: Tensor) -> Tensor:
             chosen = torch.arange(self.count, device=row.device) == place
@@ -117,6 +128,8 @@ def fallback(
     count: int,
 ) -> Term:
     """The term of one weight of any operation; data: (argument, the same examples first)."""
+    if function is F.scaled_dot_product_attention:
+        _refuse_dropout(*args, **kwargs)
     call = bound(function, args, kwargs)
     sources = [source for source, _ in data]
     term = PerExample(call, sources, [examples for _, examples in data], weight)
@@ -124,7 +137,17 @@ def fallback(
     row[layout.dim] //= count
     if count > 0 and _row_shape(term) == row:
         return term
-    return Masked(call, weight, layout, out, count)
+    return Masked(call, sources, weight, layout, out, count)
+
+
+def _refuse_dropout(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **_: Any
+) -> None:
+    if dropout_p > 0:
+        raise UnsupportedLayer(
+            "scaled_dot_product_attention: a parameter is its query, key or value, and dropout "
+            "would be drawn again for the gradient. Use dropout_p=0 there."
+        )
 
 
 def _row_shape(term: PerExample) -> list[int] | None:

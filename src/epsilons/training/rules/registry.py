@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import torch
@@ -53,6 +53,10 @@ class Term(ABC):
     def forms(self, g: Tensor) -> bool:
         """Whether `square_norms` forms the gradients in full."""
         return True
+
+    def held(self) -> Sequence[Tensor]:
+        """What must not be modified in place before the gradient comes back."""
+        return [] if self.data is None else [self.data]
 
     def rows(self, chosen: slice | Tensor) -> Self:
         """The same term for some of the examples."""

@@ -1,0 +1,185 @@
+"""What can't be followed is refused with the way out, and never measured wrongly."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hazards.kit import B, D, Net, parameter, squared
+from small import cross_entropy, network, pictures
+from torch import nn
+
+from epsilons.training import UnsupportedLayer, clipped_gradients
+from epsilons.training.norms import batch_norms
+
+LENGTHS = torch.tensor([1, 2, 3, 6, 4])
+
+
+def reordered(there, back):
+    """A layer on examples in another order, which is undone afterwards."""
+
+    def forward(self, x):
+        return self.last(back(torch.tanh(self.first(there(x)))))
+
+    return Net(forward, first=nn.Linear(D, D), last=nn.Linear(D, 3))
+
+
+REORDERED = {
+    "index": (lambda x: x[LENGTHS.argsort()], lambda h: h[LENGTHS.argsort().argsort()]),
+    "list": (lambda x: x[[4, 3, 2, 1, 0]], lambda h: h[[4, 3, 2, 1, 0]]),
+    "index_select": (
+        lambda x: x.index_select(0, LENGTHS.argsort()),
+        lambda h: torch.index_select(h, 0, LENGTHS.argsort().argsort()),
+    ),
+    "flip": (lambda x: x.flip(0), lambda h: torch.flip(h, dims=(0,))),
+    "flipud": (torch.flipud, torch.flipud),
+    "roll": (lambda x: x.roll(1, 0), lambda h: torch.roll(h, -1, dims=0)),
+    "sort": (lambda x: x.sort(0).values, lambda h: h),
+}
+
+
+@pytest.mark.parametrize("name", REORDERED)
+def test_examples_in_another_order(name):
+    with pytest.raises(UnsupportedLayer, match="lost track of the examples"):
+        batch_norms(reordered(*REORDERED[name]), squared, torch.randn(B, D))
+
+
+def test_weights_joined_to_the_examples():
+    def forward(self, x):
+        both = torch.cat([torch.tanh(self.linear(x)), self.table(torch.arange(B))])
+        return self.linear(both)[: len(x)]
+
+    net = Net(forward, linear=nn.Linear(D, D), table=nn.Embedding(B, D))
+    with pytest.raises(UnsupportedLayer, match="lost track of the examples"):
+        batch_norms(net, squared, torch.randn(B, D))
+
+
+PICKED = {
+    "mask": lambda h, mask: h[mask],
+    "where": lambda h, mask: h[torch.where(mask)],
+    "nonzero": lambda h, mask: h[mask.nonzero(as_tuple=True)],
+    "masked_select": lambda h, mask: h.masked_select(mask.unsqueeze(2)).view(-1, D),
+}
+
+
+@pytest.mark.parametrize("name", PICKED)
+def test_as_many_places_picked_as_there_are_examples(name):
+    mask = torch.zeros(B, 6, dtype=torch.bool)
+    mask[0, :3] = mask[3, 1:3] = True
+
+    def forward(self, batch):
+        x, mask = batch
+        return self.linear(PICKED[name](x, mask))
+
+    def loss_fn(model, batch):
+        return model(batch).square().sum(1)
+
+    net = Net(forward, linear=nn.Linear(D, 3))
+    with pytest.raises(UnsupportedLayer, match="lost track of the examples"):
+        batch_norms(net, loss_fn, (torch.randn(B, 6, D), mask))
+
+
+IN_PLACE = {
+    "method": lambda self: self.weight.clone().mul_(30),
+    "operator": lambda self: _operator(self.weight * 2, self.scale),
+    "part": lambda self: _part(self.weight * 2, self.scale),
+    "view": lambda self: _view(self.weight * 2, self.scale),
+}
+
+
+def _operator(weight, scale):
+    weight *= scale
+    return weight
+
+
+def _part(weight, scale):
+    weight[0] = scale
+    return weight
+
+
+def _view(weight, scale):
+    weight.diagonal().add_(scale)
+    return weight
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_a_weight_changed_in_place(name):
+    def forward(self, x):
+        return F.linear(x, IN_PLACE[name](self))
+
+    net = Net(forward, weight=parameter(D, D), scale=parameter(D))
+    with pytest.raises(UnsupportedLayer, match="in place"):
+        batch_norms(net, squared, torch.randn(B, D))
+
+
+def test_a_weight_changed_in_place_without_gradients_is_fine():
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.clamp_(-0.1, 0.1)
+        return F.linear(x, self.weight)
+
+    assert batch_norms(Net(forward, weight=parameter(3, D)), squared, torch.randn(B, D)).all()
+
+
+def test_a_hook_on_a_parameter():
+    net = nn.Linear(D, 3)
+    net.weight.register_hook(lambda g: 0.1 * g)
+    with pytest.raises(UnsupportedLayer, match="weight: a hook"):
+        batch_norms(net, squared, torch.randn(B, D))
+
+
+def test_dropout_in_attention_to_a_parameter():
+    def forward(self, x):
+        keys = torch.stack([self.keys] * len(x))
+        return F.scaled_dot_product_attention(x, keys, keys, dropout_p=0.5)
+
+    with pytest.raises(UnsupportedLayer, match="dropout_p=0"):
+        batch_norms(Net(forward, keys=parameter(4, D)), squared, torch.randn(B, 6, D))
+
+
+def test_data_modified_after_an_operation_without_a_rule():
+    def forward(self, x):
+        x = x * 1
+        out = torch.einsum("bd,dk->bk", x, self.weight)
+        x.zero_()
+        return out
+
+    with pytest.raises(RuntimeError, match="modified in place"):
+        batch_norms(Net(forward, weight=parameter(D, 3)), squared, torch.randn(B, D))
+
+
+def test_an_input_modified_in_place_by_a_model_that_must_run_twice():
+    def forward(self, x):
+        x.mul_(2)
+        return torch.einsum("bd,cd->bc", self.linear(x), self.table(torch.arange(B)))
+
+    net = Net(forward, linear=nn.Linear(D, D), table=nn.Embedding(B, D))
+    with pytest.raises(RuntimeError, match="second time"):
+        batch_norms(net, squared, torch.randn(B, D))
+
+
+def test_one_bad_example_leaves_the_others_alone_where_the_whole_batch_is_called():
+    def forward(self, x):
+        return self.linear(x * torch.cat([self.scale] * len(x)))
+
+    torch.manual_seed(0)
+    net, x = Net(forward, linear=nn.Linear(D, 3), scale=parameter(1, D)), torch.randn(B, D)
+    clean = batch_norms(net, squared, x)
+    x[1, 0] = torch.nan
+    dirty = batch_norms(net, squared, x)
+    assert dirty[1].isnan()
+    others = [0, 2, 3, 4]
+    torch.testing.assert_close(dirty[others], clean[others], rtol=1e-6, atol=0)
+
+
+def test_nobody_is_left_where_every_bound_is_zero():
+    def forward(self, x):
+        return torch.einsum("bd,dk->bk", x, self.weight) * torch.cat([self.scale] * len(x))
+
+    net = Net(forward, weight=parameter(D, 200), scale=parameter(1, 200))
+    sums, norms = clipped_gradients(net, squared, torch.randn(B, D), 0.0)
+    assert norms.all()
+    assert not any(total.any() for total in sums.values())
+
+
+def test_micro_batches_of_nobody():
+    with pytest.raises(ValueError, match="micro_batch=0"):
+        clipped_gradients(network(), cross_entropy, pictures(), 1.0, micro_batch=0)
