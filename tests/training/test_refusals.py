@@ -1,5 +1,6 @@
 """What can't be followed is refused with the way out, and never measured wrongly."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,7 @@ def reordered(there, back):
 REORDERED = {
     "index": (lambda x: x[LENGTHS.argsort()], lambda h: h[LENGTHS.argsort().argsort()]),
     "list": (lambda x: x[[4, 3, 2, 1, 0]], lambda h: h[[4, 3, 2, 1, 0]]),
+    "array": (lambda x: x[np.arange(B)[::-1].copy()], lambda h: h[np.arange(B)[::-1].copy()]),
     "index_select": (
         lambda x: x.index_select(0, LENGTHS.argsort()),
         lambda h: torch.index_select(h, 0, LENGTHS.argsort().argsort()),
@@ -40,6 +42,15 @@ REORDERED = {
 def test_examples_in_another_order(name):
     with pytest.raises(UnsupportedLayer, match="lost track of the examples"):
         batch_norms(reordered(*REORDERED[name]), squared, torch.randn(B, D))
+
+
+def test_an_index_that_names_every_example_in_order_is_fine():
+    model = reordered(lambda x: x[torch.arange(B), :], lambda h: h[torch.arange(B)])
+    x = torch.randn(B, D)
+    plain = reordered(lambda x: x, lambda h: h)
+    plain.load_state_dict(model.state_dict())
+    expected = batch_norms(plain, squared, x)
+    torch.testing.assert_close(batch_norms(model, squared, x), expected, rtol=1e-6, atol=0)
 
 
 def test_weights_joined_to_the_examples():

@@ -442,9 +442,8 @@ def _unheard(receive: Callable[[Use], None]) -> Callable[[Use], None]:
 
 def _changes(name: str) -> bool:
     """Whether an operation of that name changes its first argument."""
-    within = name.startswith("__i") and name not in ("__invert__", "__index__", "__int__")
     trailing = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
-    return trailing or name == "__setitem__" or within
+    return trailing or name in _ASSIGNING
 
 
 def _spans(weight: Tensor, place: int) -> bool:
@@ -453,6 +452,10 @@ def _spans(weight: Tensor, place: int) -> bool:
 
 _grad = opened(torch.autograd.grad) or torch.autograd.grad
 _DIFFERENTIATING = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
+_ASSIGNING = names(
+    "__setitem__ __iadd__ __isub__ __imul__ __idiv__ __itruediv__ __ifloordiv__ __imod__ __ipow__ "
+    "__iand__ __ior__ __ixor__ __ilshift__ __irshift__"
+)
 _CASTING = names("to float double half bfloat16 type type_as")
 _REARRANGING = names(
     "T mT H mH __get__ t transpose permute swapaxes swapdims movedim moveaxis view reshape flatten "

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -162,7 +163,7 @@ def _reorders(
         return len(args) + len(kwargs) == 1  # the places of what is true, in any number
     if name == "__getitem__":
         part = _index_along(layout.dim, args[1], tensor.dim())
-        return isinstance(part, (Tensor, list)) and not _names_each(part, count)
+        return isinstance(part, (Tensor, list, np.ndarray)) and not _names_each(part, count)
     if name not in _REORDERING:
         return False
     keyword, position, default = _REORDERING[name]
@@ -196,7 +197,7 @@ def _dims_taken(part: Any) -> int:
     return part.dim() if mask else 1
 
 
-def _names_each(index: Tensor | list[Any], count: int) -> bool:
+def _names_each(index: Any, count: int) -> bool:
     """Whether an index names every example once, in order."""
     named = torch.as_tensor(index)
     if named.dtype == torch.bool:
@@ -291,7 +292,8 @@ def _probe_alone(
 
 def _hashable(arguments: tuple[Any, ...]) -> bool:
     return not tensors_in(arguments) and not any(
-        isinstance(a, (slice, list, dict)) or (isinstance(a, tuple) and not _hashable(a))
+        isinstance(a, (slice, list, dict, np.ndarray))
+        or (isinstance(a, tuple) and not _hashable(a))
         for a in arguments
     )
 
@@ -341,6 +343,7 @@ def swapped(tree: Any, replacements: Mapping[int, Tensor]) -> Any:
     return tree
 
 
+_UNHASHABLE = (slice, list, dict, np.ndarray)
 _LEAVES = frozenset({int, float, bool, str, type(None)})
 
 
