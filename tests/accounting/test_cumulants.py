@@ -7,7 +7,7 @@ import pytest
 from epsilons.accounting.cumulants import cumulants
 
 RATES = (1e-6, 1e-3, 0.08, 0.5, 0.999)
-RATIOS = (1e-6, 1e-3, 0.1, 0.5, 2.0, 10.0, 50.0)
+RATIOS = (1e-6, 1e-3, 0.1, 0.5, 2.0, 10.0, 50.0, 51.0, 1e5)
 
 
 def relative_error(found, true):
@@ -64,18 +64,18 @@ def test_adding_without_noise_is_the_limit_of_little_noise():
 
 
 def test_positive_above_underflow_and_never_nan():
-    s = np.geomspace(1e-140, 1e2, 30)
+    s = np.append(np.geomspace(1e-140, 1e2, 30), [1e5, 1e100, 1e154, 1e155, 1e308])
     p = np.array([1e-9, 1e-3, 0.5, 1 - 1e-12])
     k = cumulants([1.0001, 1.2, 77.7, 4001.0, -0.2, -3999.0], s[:, None], p)
     assert (k > 0).all()
 
 
 def test_cumulants_grow_with_norm_and_sampling_rate():
-    s = np.geomspace(1e-4, 30, 60)
+    s = np.append(np.geomspace(1e-4, 30, 60), np.geomspace(49, 1e8, 40))
     p = np.array([1e-6, 1e-3, 0.1, 0.5, 0.9])
     k = cumulants([1.3, 2.5, 90.0, 3000.0, -0.3, -90.0], s[:, None], p)
     assert (k[1:] >= k[:-1] * (1 - 1e-12)).all()
-    assert (np.diff(k, axis=1) > 0).all()
+    assert (np.diff(k[:80], axis=1) > 0).all()
 
 
 def test_orders_between_zero_and_one_are_refused():

@@ -142,3 +142,10 @@ def test_bad_norms_are_refused_without_showing_them():
         individual_epsilons([0.5], [1], **SETTING)
     with pytest.raises(ValueError, match="do not fit"):
         individual_epsilons([[0.5]], [1, 1], **SETTING)
+
+
+@pytest.mark.parametrize("bound", [5e-324, 1e-310, 1e301, np.inf])
+def test_a_bound_whose_levels_would_vanish_is_refused(bound):
+    """With a bound of 1e-310 every norm was at level 0, and free of charge without any noise."""
+    with pytest.raises(ValueError, match="from 1e-300 to 1e300"):
+        individual_epsilons([[1.0]], [1], **{**SETTING, "max_grad_norm": bound, "noise_std": 0.0})

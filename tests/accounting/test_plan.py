@@ -1,4 +1,5 @@
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -118,6 +119,7 @@ def test_plan_survives_the_way_through_plain_values():
         ({"noise_multiplier": 0.0}, "noise_multiplier=0.0"),
         ({"noise_multiplier": float("nan")}, "noise_multiplier=nan"),
         ({"max_grad_norm": -1.0}, "max_grad_norm=-1.0"),
+        ({"max_grad_norm": 1e-310}, "max_grad_norm=1e-310; expected .* from 1e-300"),
         ({"batch_size": 60_001}, "exceeds n=60000"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": None, "sample_rate": 256}, "Did you pass a batch size"),
@@ -136,6 +138,8 @@ def test_plan_survives_the_way_through_plain_values():
         ({"clipping": "individual"}, "refreshes_per_epoch or refresh_every"),
         ({"rounding": "down"}, "rounding='down'"),
         ({"levels": 0}, "levels=0"),
+        ({"n": 60_000.0}, "n=60000.0; expected a whole number"),
+        ({"steps": True, "epochs": None}, "steps=True; expected a whole number"),
     ],
 )
 def test_wrong_constants_are_refused_with_their_value(changes, sentence):
@@ -175,12 +179,27 @@ def test_phases_compose():
         (((5, {}), (5, {})), "a step after 5"),
         (((5, {"delta": 0.1}),), "can't change 'delta'"),
         (((5, {"noise_multiplier": 0}),), "noise_multiplier=0"),
+        (((5, {"max_grad_norm": 1e-310}),), "max_grad_norm=1e-310"),
+        (((5859, {"noise_multiplier": 4.0}),), "=5859; expected a step of the plan"),
+        ("x", "phases='x'; expected pairs of a first step and what changes"),
+        (((5, 2.0),), "expected pairs"),
         (((5, {"batch_size": 70_000}),), "exceeds n"),
     ],
 )
 def test_wrong_phases_are_refused(phases, sentence):
     with pytest.raises(ValueError, match=sentence):
         plan(phases=phases)
+
+
+def test_numbers_of_numpy_are_numbers():
+    given = {
+        name: np.int64(value) if isinstance(value, int) else np.float64(value)
+        for name, value in CONSTANTS.items()
+    }
+    changes = {"levels": np.int32(256), "phases": ((np.int64(9), {"batch_size": np.int64(8)}),)}
+    ours = Plan(**given, **changes)
+    assert ours == plan(phases=((9, {"batch_size": 8}),))
+    assert Plan.from_dict(json.loads(json.dumps(ours.to_dict()))) == ours
 
 
 def test_a_run_without_steps_meets_any_target():

@@ -1,10 +1,14 @@
 """What must hold between any two histories, to a millionth."""
 
+import time
+
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy.special import log_ndtr
 
+from epsilons import Plan
 from epsilons.accounting import epsilons_from_blocks, individual_epsilons, tight_epsilon
 
 SLACK = 1 + 1e-6
@@ -130,3 +134,47 @@ def test_the_unit_of_the_norm_is_irrelevant(z, n, p, sigma, delta, method, unit)
         method=method,
     )
     np.testing.assert_allclose(other.values, one.values, rtol=1e-6, atol=1e-12)
+
+
+def least_epsilon(s, p, delta):
+    """What the test "is the sum beyond s?" alone proves, after one step."""
+    power = p / 2 + (1 - p) * np.exp(log_ndtr(-s))
+    return max(0.0, np.log(power - delta) - log_ndtr(-s)) if power > delta else 0.0
+
+
+@settings(quick, max_examples=60)
+@given(
+    st.floats(-300, 300), st.floats(0, 8), rates, deltas,
+    st.sampled_from(METHODS), st.sampled_from([1, 60]),
+)  # fmt: skip
+def test_any_noise_is_priced_at_once_and_less_noise_costs_more(log_s, more, p, delta, method, n):
+    """A noise multiplier of 1e-5 took for ever, 1e-50 was numpy's error and 1e-154 gave ε = 0."""
+    begun = time.monotonic()
+    eps, worse = (
+        Plan(
+            n=1000, sample_rate=p, steps=n, noise_multiplier=10.0**-log, max_grad_norm=1.0,
+            delta=delta,
+        ).worst_case(method)
+        for log in (log_s, min(log_s + more, 307))
+    )  # fmt: skip
+    assert least_epsilon(10.0**log_s, p, delta) / SLACK <= eps <= worse * SLACK
+    assert time.monotonic() - begun < 30  # a tenth of a second each, but for the first
+
+
+@settings(quick, max_examples=40)
+@given(
+    st.floats(-300, 300), st.floats(-300, 300), rates, deltas,
+    st.sampled_from(METHODS), st.sampled_from([None, "up"]),
+)  # fmt: skip
+def test_whatever_the_bound_and_the_noise_norms_are_charged_in_order(c, sigma, p, delta, method, r):
+    bound, noise_std = 10.0**c, 10.0**sigma
+    eps = individual_epsilons(
+        bound * np.array([[0.0, 2.0**-60, 1e-3, 0.5, 1.0, np.inf]]), [60],
+        sample_rate=p, noise_std=noise_std, max_grad_norm=bound, delta=delta, method=method,
+        rounding=r, levels=LEVELS,
+    ).values  # fmt: skip
+    with np.errstate(over="ignore"):
+        s = bound / noise_std
+    assert eps[0] == 0
+    assert (eps[:-1] <= eps[1:] * SLACK).all()
+    assert eps[4] == eps[5] >= least_epsilon(s, p, delta) / SLACK

@@ -83,3 +83,9 @@ def test_parquet_refuses_ids_that_do_not_fit_and_leaves_nothing(tmp_path):
     with pytest.raises(ValueError, match="2 ids for 3 examples"):
         some().to_parquet(tmp_path / "eps.parquet", ids=[1, 2])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_can_not_be_written_is_named_as_it_was_given(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no/eps\.parquet") as error:
+        some().to_parquet(tmp_path / "no" / "eps.parquet")
+    assert "partial" not in str(error.value)

@@ -248,7 +248,7 @@ def test_nothing_released_costs_nothing_and_no_noise_everything():
 @pytest.mark.parametrize("noise", [0.05, 0.02])
 def test_hopeless_noise_is_priced_no_higher_than_by_rdp(noise):
     rdp = rdp_epsilon(DEFAULT_ORDERS, 10 * sampled_gaussian_rdp(noise, 0.3), 1e-5)
-    assert 0 < tight_epsilon(noise, 10, 0.3, 1e-5) <= rdp
+    assert 0 < tight_epsilon(noise, 10, 0.3, 1e-5) <= rdp * (1 + 1e-12)
 
 
 @pytest.mark.parametrize(

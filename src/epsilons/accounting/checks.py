@@ -46,6 +46,21 @@ def positive(name: str, value: ArrayLike) -> NDArray[np.float64]:
     return array
 
 
+def clip_bound(name: str, value: ArrayLike) -> NDArray[np.float64]:
+    """`value` as float64 in [1e-300, 1e300], or a `ValueError`.
+
+    Levels are fractions and multiples of it, which would end as 0 (free of charge) or ∞.
+    """
+    array = np.asarray(value, dtype=np.float64)
+    wrong = ~((array >= 1e-300) & (array <= 1e300))
+    if wrong.any():
+        raise ValueError(
+            f"{name}={float(array[wrong].flat[0])} must be a finite number > 0, "
+            "from 1e-300 to 1e300."
+        )
+    return array
+
+
 def orders_above_one(orders: ArrayLike) -> NDArray[np.float64]:
     """Rényi orders as float64, or a `ValueError` unless all are finite and > 1."""
     array = np.asarray(orders, dtype=np.float64)
@@ -78,6 +93,7 @@ def one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
 
 def whole(name: str, value: int, least: int) -> int:
     """`value` as an int ≥ `least`, or a `ValueError`."""
-    if isinstance(value, bool) or math.floor(value) != value or value < least:
-        raise ValueError(f"{name}={value} must be a whole number ≥ {least}.")
+    number = isinstance(value, int | float | np.integer | np.floating) and math.isfinite(value)
+    if isinstance(value, bool) or not number or math.floor(value) != value or value < least:
+        raise ValueError(f"{name}={value!r} must be a whole number ≥ {least}.")
     return int(value)

@@ -32,7 +32,7 @@ def level_norms(max_grad_norm: float, levels: int) -> NDArray[np.float64]:
     >>> level_norms(2.0, 4)
     array([0. , 0.5, 1. , 1.5, 2. ])
     """
-    bound = float(checks.positive("max_grad_norm", max_grad_norm))
+    bound = float(checks.clip_bound("max_grad_norm", max_grad_norm))
     result: NDArray[np.float64] = bound * np.arange(levels + 1) / levels
     result[levels] = bound  # C·B/B rounds to a neighbour of C for some C and B
     return result
@@ -107,7 +107,7 @@ def soft_histogram(
         )
     if times.size and int(times.sum(axis=0, dtype=np.uint64).max()) >= UNIT:
         raise ValueError("more than 2³² steps in one history; expected fewer.")
-    bound = np.array(np.broadcast_to(checks.positive("max_grad_norm", max_grad_norm), (rows,)))
+    bound = np.array(np.broadcast_to(checks.clip_bound("max_grad_norm", max_grad_norm), (rows,)))
     where = np.zeros(rows, dtype=np.int64) if phase is None else np.asarray(phase, dtype=np.int64)
     every = np.ascontiguousarray(times if times.ndim == 2 else times[:, None])
     # A float32 norm was rounded when it was stored: the level it stands for is within half an ulp.

@@ -182,7 +182,7 @@ class _Phases:
         facts = (
             checks.probability("sample_rate", sample_rate),
             checks.non_negative("noise_std", noise_std),
-            checks.positive("max_grad_norm", max_grad_norm),
+            checks.clip_bound("max_grad_norm", max_grad_norm),
         )
         if any(fact.ndim > 1 for fact in facts):
             raise ValueError(

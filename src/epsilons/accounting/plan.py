@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -25,6 +25,7 @@ Clipping = Literal["max", "individual", "none"]
 Rounding = Literal["up", "nearest"]
 Schedule = Literal["early", "uniform"]
 _ENDLESS = 2**62
+_A_BOUND = "a finite number > 0, from 1e-300 to 1e300"  # its levels are no zeros
 _PHASE_CONSTANTS = ("noise_multiplier", "max_grad_norm", "batch_size")
 
 
@@ -87,9 +88,10 @@ class Plan:
     phases: tuple[tuple[int, Mapping[str, float]], ...] = ()
 
     def __post_init__(self) -> None:
-        _check(isinstance(self.n, int) and self.n >= 1, "n", self.n, "a number of examples ≥ 1")
-        _check(_positive(self.max_grad_norm), "max_grad_norm", self.max_grad_norm,
-               "a finite number > 0")  # fmt: skip
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, _plain(value))  # numpy's numbers are no JSON
+        _check(_whole(self.n) and self.n >= 1, "n", self.n, "a whole number of examples ≥ 1")
+        _check(_bound(self.max_grad_norm), "max_grad_norm", self.max_grad_norm, _A_BOUND)
         if self.clipping == "none":
             _check(self.noise_multiplier == 0, "noise_multiplier", self.noise_multiplier,
                    "0 with clipping='none', since noise hides no gradient of any size")  # fmt: skip
@@ -102,7 +104,7 @@ class Plan:
                "'max', 'individual' or 'none'")  # fmt: skip
         _check(self.rounding in (None, "up", "nearest"), "rounding", self.rounding,
                "None, 'up' or 'nearest'")  # fmt: skip
-        _check(isinstance(self.levels, int) and self.levels >= 1, "levels", self.levels,
+        _check(_whole(self.levels) and self.levels >= 1, "levels", self.levels,
                "a whole number ≥ 1")  # fmt: skip
         self._fill_sampling()
         self._fill_length()
@@ -145,7 +147,7 @@ class Plan:
             _check(_finite(self.epochs) and self.epochs >= 0, "epochs", self.epochs, "≥ 0")
             object.__setattr__(self, "steps", int(self.epochs * self.n // self.batch_size))
         elif self.epochs is None:
-            _check(isinstance(self.steps, int) and self.steps >= 0, "steps", self.steps,
+            _check(_whole(self.steps) and self.steps >= 0, "steps", self.steps,
                    "a whole number ≥ 0")  # fmt: skip
             object.__setattr__(self, "epochs", self.steps * self.sample_rate)
         elif self.steps not in (
@@ -163,7 +165,7 @@ class Plan:
                 f"refreshes_per_epoch={self.refreshes_per_epoch} both given; give one of them"
             )
         if self.refresh_every is not None:
-            _check(isinstance(self.refresh_every, int) and self.refresh_every >= 1,
+            _check(_whole(self.refresh_every) and self.refresh_every >= 1,
                    "refresh_every", self.refresh_every, "a whole number of steps ≥ 1")  # fmt: skip
         if self.refreshes_per_epoch is not None:
             _check(_positive(self.refreshes_per_epoch), "refreshes_per_epoch",
@@ -177,18 +179,28 @@ class Plan:
             )
 
     def _check_phases(self) -> None:
-        phases = tuple((first, dict(changes)) for first, changes in self.phases)
+        try:
+            phases = tuple((_plain(first), _plain_values(c)) for first, c in self.phases)
+        except (AttributeError, TypeError, ValueError):
+            raise ValueError(
+                f"phases={self.phases!r}; expected pairs of a first step and what changes, "
+                "e.g. ((100, {'noise_multiplier': 2.0}),)"
+            ) from None
         object.__setattr__(self, "phases", phases)
         last = 0
         for first, changes in phases:
-            _check(isinstance(first, int) and last < first, "first step of a phase", first,
+            _check(_whole(first) and last < first, "first step of a phase", first,
                    f"a step after {last}")  # fmt: skip
+            _check(first < self.steps, "first step of a phase", first,
+                   f"a step of the plan, which has {self.steps}")  # fmt: skip
             last = first
             for name, value in changes.items():
                 if name not in _PHASE_CONSTANTS:
                     raise ValueError(
                         f"a phase can't change {name!r}; expected {', '.join(_PHASE_CONSTANTS)}"
                     )
+                if name == "max_grad_norm":
+                    _check(_bound(value), name, value, _A_BOUND)
                 _check(_positive(value), name, value, "a finite number > 0")
             if changes.get("batch_size", 0) > self.n:
                 raise ValueError(f"batch_size={changes['batch_size']} exceeds n={self.n}")
@@ -273,25 +285,33 @@ class Plan:
         return "bound" if every_step and self.rounding == "up" else "estimate"
 
     def worst_case(
-        self, method: Method = "tight", *, steps: int | None = None, delta: float | None = None
+        self,
+        method: Method = "tight",
+        *,
+        steps: int | Sequence[int] | None = None,
+        delta: float | None = None,
     ) -> float:
         """ε of an example whose norm is always `max_grad_norm`: the run's DP guarantee.
 
-        `steps` asks for the guarantee after so many steps instead of all of them.
+        `steps` asks for the guarantee after so many steps instead of all of them; a number for
+        each of the `stretches` also counts those that were taken again (`Journal.charged`).
         """
         if self.clipping == "none":
             return math.inf
         if steps is None and self.endless:
             raise ValueError("a plan of unknown length has a worst case only after given steps")
         taken = self.steps if steps is None else steps
-        parts = [(p, min(p.end, taken) - p.first) for p in self.stretches if p.first < taken]
+        if isinstance(taken, int | np.integer):
+            taken = [max(0, min(p.end, taken) - p.first) for p in self.stretches]
+        parts = [(p, count) for p, count in zip(self.stretches, taken, strict=True) if count]
         asked = self.delta if delta is None else delta
         noise = np.array([part.noise_multiplier for part, _ in parts])
         rate = np.array([part.sample_rate for part, _ in parts])
         counts = np.array([count for _, count in parts], dtype=np.int64)
         if method == "tight":
             return tight_epsilon(noise, counts, rate, asked) if parts else 0.0
-        rdp = counts @ sampled_gaussian_rdp(noise, rate, DEFAULT_ORDERS)
+        with np.errstate(over="ignore"):  # to ∞
+            rdp = counts @ sampled_gaussian_rdp(noise, rate, DEFAULT_ORDERS)
         return float(rdp_epsilon(DEFAULT_ORDERS, rdp, asked, method))
 
     @classmethod
@@ -333,9 +353,25 @@ def _check(claim: bool, name: str, value: object, expected: str) -> None:
         raise ValueError(f"{name}={value!r}; expected {expected}")
 
 
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _plain_values(changes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in changes.items()}
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _finite(value: object) -> bool:
-    return isinstance(value, int | float | np.floating | np.integer) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _positive(value: object) -> bool:
     return _finite(value) and value > 0  # type: ignore[operator]
+
+
+def _bound(value: object) -> bool:
+    return _positive(value) and 1e-300 <= value <= 1e300  # type: ignore[operator]

@@ -102,7 +102,10 @@ class Epsilons:
         table = pa.table(columns).replace_schema_metadata(facts)
         target = Path(path)
         partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(target)) from None
         try:
             with os.fdopen(handle, "wb") as file:
                 pq.write_table(table, file)
