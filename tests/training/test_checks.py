@@ -126,6 +126,20 @@ def test_the_canary_finds_state_that_changes_from_call_to_call():
         check_model(network(Stateful()), cross_entropy, pictures())
 
 
+def test_a_running_mean_that_the_loss_does_not_use_is_found():
+    class Watching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(8))
+
+        def forward(self, x):
+            self.mean.lerp_(x.detach().mean((0, 2, 3)), 0.1)
+            return x
+
+    with pytest.raises(UnsupportedLayer, match=r"1\.mean: the model keeps something of its data"):
+        check_model(network(Watching()), cross_entropy, pictures())
+
+
 def test_the_canary_finds_examples_along_another_dimension():
     def loss_fn(model, x):
         return model(x.t()).square().sum(0)
@@ -205,18 +219,45 @@ def test_a_model_that_fails_on_one_example_is_named_as_such():
         check_model(network(), loss_fn, pictures())
 
 
-def test_packed_sequences_are_refused_with_the_remedy():
+def half_precision(model, batch):
+    x, y = batch
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return F.cross_entropy(model(x), y, reduction="none").float()
+
+
+class Rounding(nn.Module):
+    """As far off for one example as kernels in half precision are for batches of another size."""
+
+    def forward(self, x):
+        return x * (1 + 2**-8 * (len(x) == 1))
+
+
+def test_autocast_within_the_loss_is_compared_as_coarsely_as_it_rounds():
+    model, batch = network(Rounding()), pictures()
+    check_model(model, half_precision, batch)
+    with pytest.raises(UnsupportedLayer, match="are not those of its examples"):
+        check_model(model, cross_entropy, batch)
+
+
+def test_the_encoder_of_torch_in_evaluation_mode_under_autocast():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.Sequential(nn.TransformerEncoder(layer, 1), nn.Flatten(), nn.Linear(40, 4)).eval()
+    check_model(model, half_precision, (torch.randn(3, 5, 8), torch.randint(0, 4, (3,))))
+
+
+@pytest.mark.parametrize("call", [check_model, lambda *a: clipped_gradients(*a, 1.0)])
+def test_packed_sequences_are_refused_with_the_remedy(call):
     class Packed(nn.Module):
         def __init__(self):
             super().__init__()
             self.rnn = nn.LSTM(4, 3, batch_first=True)
 
         def forward(self, x):
-            packed = nn.utils.rnn.pack_padded_sequence(x, [5, 4, 3], batch_first=True)
+            packed = nn.utils.rnn.pack_padded_sequence(x, [4] * len(x), batch_first=True)
             return self.rnn(packed)[1][0][0]
 
     with pytest.raises(UnsupportedLayer, match="padded batch"):
-        clipped_gradients(Packed(), lambda m, x: m(x).sum(1), torch.randn(3, 5, 4), 1.0)
+        call(Packed(), lambda m, x: m(x).sum(1), torch.randn(3, 5, 4))
 
 
 def test_checking_leaves_generators_and_model_alone():

@@ -8,8 +8,9 @@ from hazards.kit import B, D, Net, parameter, squared
 from small import cross_entropy, network, pictures
 from torch import nn
 
-from epsilons.training import UnsupportedLayer, clipped_gradients
+from epsilons.training import UnsupportedLayer, clipped_gradients, norm_rule
 from epsilons.training.norms import batch_norms
+from epsilons.training.rules import RULES, Formed
 
 LENGTHS = torch.tensor([1, 2, 3, 6, 4])
 
@@ -53,6 +54,56 @@ def test_an_index_that_names_every_example_in_order_is_fine():
     torch.testing.assert_close(batch_norms(model, squared, x), expected, rtol=1e-6, atol=0)
 
 
+UNALIGNED = {
+    "slice": lambda h: h[1 : B + 1],
+    "narrow": lambda h: h.narrow(0, 1, B),
+    "split": lambda h: h.split([1, B, B - 1])[1],
+    "tensor_split": lambda h: h.tensor_split([1, B + 1])[1],
+    "repeat_interleave": lambda h: h[:B].repeat_interleave(torch.tensor([0, 2, 1, 1, 1]), 0),
+    "assignment": lambda h: _assigned(h),
+}
+
+
+def _assigned(h):
+    out = torch.zeros(B, D)
+    out[[4, 3, 2, 1, 0]] = h[:B]
+    return out
+
+
+@pytest.mark.parametrize("name", UNALIGNED)
+def test_parts_that_begin_with_another_example(name):
+    def forward(self, x):
+        return self.last(UNALIGNED[name](torch.cat([self.first(x), x])))
+
+    net = Net(forward, first=nn.Linear(D, D), last=nn.Linear(D, 3))
+    with pytest.raises(UnsupportedLayer, match="lost track of the examples"):
+        batch_norms(net, squared, torch.randn(B, D))
+
+
+@pytest.mark.parametrize("wrong", [lambda x, h: (x, 0, h), lambda x, h: (x, slice(1, B + 1), h)])
+def test_examples_assigned_to_another_dimension(wrong):
+    def forward(self, x):
+        target = x.new_zeros(B + 1, B, D)
+        target[:, 0] = 1.0
+        _, index, value = wrong(target, self.first(x))
+        target[index] = value
+        target[:B, 1] = value
+        return self.last(target[:B])
+
+    net = Net(forward, first=nn.Linear(D, D), last=nn.Linear(D, 3))
+    with pytest.raises(UnsupportedLayer, match="lost track of the examples"):
+        batch_norms(net, squared, torch.randn(B, D))
+
+
+def test_complex_parameters():
+    def forward(self, x):
+        return torch.view_as_real(x * self.spectrum)
+
+    spectrum = nn.Parameter(torch.randn(D, dtype=torch.complex64))
+    with pytest.raises(ValueError, match="spectrum: complex parameters"):
+        batch_norms(Net(forward, spectrum=spectrum), squared, torch.randn(B, D))
+
+
 def test_weights_joined_to_the_examples():
     def forward(self, x):
         both = torch.cat([torch.tanh(self.linear(x)), self.table(torch.arange(B))])
@@ -86,6 +137,18 @@ def test_as_many_places_picked_as_there_are_examples(name):
     net = Net(forward, linear=nn.Linear(D, 3))
     with pytest.raises(UnsupportedLayer, match="lost track of the examples"):
         batch_norms(net, loss_fn, (torch.randn(B, 6, D), mask))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_as_many_frozen_layers_as_examples_and_places(kind):
+    def forward(self, x):
+        states = self.recurrent(x)[1]
+        return self.linear(states[0] if isinstance(states, tuple) else states).movedim(1, 0)
+
+    recurrent = kind(D, 4, num_layers=B, batch_first=True).requires_grad_(False)
+    net = Net(forward, recurrent=recurrent, linear=nn.Linear(4, 3))
+    with pytest.raises(UnsupportedLayer, match="lost track of the examples"):
+        batch_norms(net, squared, torch.randn(B, B, D))
 
 
 IN_PLACE = {
@@ -194,3 +257,40 @@ def test_nobody_is_left_where_every_bound_is_zero():
 def test_micro_batches_of_nobody():
     with pytest.raises(ValueError, match="micro_batch=0"):
         clipped_gradients(network(), cross_entropy, pictures(), 1.0, micro_batch=0)
+
+
+WITHOUT_GRADIENTS = {
+    "sparse data": (lambda self, x: self.linear(x.to_sparse()), "linear.weight.* from linear"),
+    "vmap": (
+        lambda self, x: torch.linalg.solve(self.matrix, x[..., None])[..., 0],
+        "matrix.* from linalg_solve",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_GRADIENTS)
+def test_an_operation_that_gives_no_gradients_by_example(name):
+    forward, expected = WITHOUT_GRADIENTS[name]
+    net = Net(forward, linear=nn.Linear(D, D), matrix=parameter(D, D))
+    with pytest.raises(UnsupportedLayer, match=expected) as raised:
+        batch_norms(net, squared, torch.randn(B, D))
+    assert "norm_rule" in str(raised.value)
+    assert raised.value.__cause__ is not None
+
+
+def test_memory_that_runs_out_is_no_fault_of_the_operation():
+    def exhausted(*_):
+        raise torch.OutOfMemoryError
+
+    @norm_rule(torch.Tensor.logaddexp)
+    def rule(input, other):
+        term = Formed()
+        term.square_norms = term.gradients = exhausted
+        yield other, term
+
+    try:
+        net = Net(lambda self, x: x.logaddexp(self.weight), weight=parameter(D))
+        with pytest.raises(torch.OutOfMemoryError):
+            batch_norms(net, squared, torch.randn(B, D))
+    finally:
+        del RULES[torch.Tensor.logaddexp]

@@ -93,3 +93,19 @@ def test_standardised_weights_in_closed_form_agree_with_the_loop(
     assert_agrees(model, HAZARDS["conv_depthwise"]()[1], torch.randn(5, 12, size, size))
     assert calls
     assert not calls[0][1].any(), "the closed form gave up"
+
+
+@pytest.mark.parametrize("ask", ["square_norms", "formed"])
+def test_the_bias_of_a_compiled_convolution_has_its_gradients_from_it(ask, monkeypatch):
+    torch.manual_seed(0)
+    prefer(monkeypatch, "compiled")
+    layer, x, g = nn.Conv2d(3, 5, 3), torch.randn(4, 1, 3, 20, 20), torch.randn(4, 1, 5, 18, 18)
+    (_, term), (_, shift) = conv.conv(x, layer.weight, layer.bias)
+    getattr(term, ask)(g)
+    assert shift.sums is not None
+    expected = g.double().sum((1, 3, 4))
+    assert torch.allclose(shift.gradients(g).double(), expected, rtol=0, atol=1e-4)
+    some = torch.tensor([2, 0])
+    assert torch.allclose(shift.rows(some).gradients(g[some]).double(), expected[some], atol=1e-4)
+    getattr(term.rows(some), ask)(g[some])
+    assert len(shift.sums) == 4  # part of the batch leaves them alone

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from hazards import HAZARDS
+from hazards.kit import D, Net, parameter, squared
 from oracle import DEVICES, assert_agrees, clipped, distance, looped, norms_of, to_device
 from small import cross_entropy, network, pictures
 from torch import nn
@@ -31,6 +32,24 @@ def test_half_precision_norms_are_those_of_the_gradients_summed(name, kind):
     length = sum(g.double().square().sum() for g in sums.values()).sqrt()
     assert all(g.dtype == torch.float32 for g in sums.values())
     assert norms.item() == pytest.approx(length.item(), rel=1e-5)
+
+
+def test_a_weight_derived_in_half_precision_within_the_model():
+    """Its gradient is rounded on the way to the parameters, one example's like a sum's."""
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return nn.functional.linear(x, (self.left @ self.right).float() * 2).float()
+
+    net = Net(forward, left=parameter(D, 4), right=parameter(4, D))
+    sums, norms = clipped_gradients(net, squared, torch.randn(1, D), 1e9)
+    length = sum(g.double().square().sum() for g in sums.values()).sqrt()
+    assert norms.item() == pytest.approx(length.item(), rel=1e-6)
+    batch = torch.randn(40, D)
+    sums, _ = clipped_gradients(net, squared, batch, 1.0)
+    each = [clipped_gradients(net, squared, x[None], 1.0)[0] for x in batch]
+    for name, total in sums.items():
+        torch.testing.assert_close(total, sum(one[name] for one in each), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "autocast"])

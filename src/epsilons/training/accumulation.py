@@ -6,22 +6,29 @@ output gradient arrives; gradients of several uses are added before the norm is 
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from epsilons.training.rules.joined import joined
-from epsilons.training.rules.registry import chunks, precise, square_norms, weighted
+from epsilons.training.rules.registry import (
+    HALF,
+    UnsupportedLayer,
+    chunks,
+    precise,
+    square_norms,
+    weighted,
+    without_autocast,
+)
 from epsilons.training.standardisation import Standardised
 from epsilons.training.uses import Use, Weight
 
 _KEEP_FORMED = 3.0  # times the operands' bytes
 _NARROW = 1024  # gradients of fewer numbers are put side by side, since every call costs
 _Key = TypeVar("_Key")
-_HALF = (torch.float16, torch.bfloat16)
 
 
 class Group:
@@ -37,7 +44,7 @@ class Group:
     @property
     def coarse(self) -> bool:
         """Whether pulling back to the parameters would round to half precision."""
-        return any(w.tensor.dtype in _HALF and not w.tensor.is_leaf for w in self.weights)
+        return any(w.tensor.dtype in HALF and not w.tensor.is_leaf for w in self.weights)
 
 
 class Accumulation:
@@ -86,6 +93,18 @@ class Accumulation:
         self._found.clear()
 
     def _settle(self, group: Group) -> None:
+        try:
+            self._take_norms(group)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, IndexError, TypeError) as error:
+            raise _no_gradients(group, error) from error
+        if self.keep and group.uses[0].g is not None:
+            self._kept.append(group)
+        else:
+            group.uses = []
+
+    def _take_norms(self, group: Group) -> None:
         group.direct = group.direct and _join(group)
         if group.direct:
             self._settle_directly(group.uses[0])
@@ -95,10 +114,6 @@ class Accumulation:
                 some = chosen[rows]
                 for gradient in self._pulled_back(group, some).values():
                     self.squares[some] += square_norms(gradient)
-        if self.keep and group.uses[0].g is not None:
-            self._kept.append(group)
-        else:
-            group.uses = []
 
     def _settle_directly(self, use: Use) -> None:
         assert use.g is not None
@@ -233,12 +248,6 @@ class Accumulation:
         group.uses = []
 
 
-def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """Have operations run in the types of their operands; costs nothing where they do anyway."""
-    on = torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if on else nullcontext()
-
-
 def _add(totals: dict[_Key, Tensor], key: _Key, part: Tensor) -> None:
     totals[key] = totals[key] + part if key in totals else part
 
@@ -246,6 +255,17 @@ def _add(totals: dict[_Key, Tensor], key: _Key, part: Tensor) -> None:
 def _where(chosen: Tensor | None, rows: slice, device: torch.device) -> Tensor:
     places = torch.arange(rows.start, rows.stop, device=device)
     return places if chosen is None else places[chosen[rows]]
+
+
+def _no_gradients(group: Group, error: Exception) -> UnsupportedLayer:
+    roots = sorted(set[str]().union(*(u.weight.roots for u in group.uses)))
+    operations = sorted({u.operation for u in group.uses})
+    reason = textwrap.shorten(str(error), 200, placeholder=" …")
+    return UnsupportedLayer(
+        f"{', '.join(roots)}: no gradients by example could be had from {', '.join(operations)} "
+        f"({type(error).__name__}: {reason}). Write it with dense tensors and operations that "
+        "torch.vmap knows, or register a rule for it (norm_rule)."
+    )
 
 
 def _join(group: Group) -> bool:

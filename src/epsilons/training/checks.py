@@ -17,8 +17,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
+from epsilons.training.buffers import check_buffers
 from epsilons.training.isolation import undisturbed
-from epsilons.training.layout import names, swapped, tensors_in
+from epsilons.training.layout import names
 from epsilons.training.norms import (
     LossFn,
     check_losses,
@@ -27,7 +28,8 @@ from epsilons.training.norms import (
     examples,
     trainable,
 )
-from epsilons.training.rules import UnsupportedLayer
+from epsilons.training.rules import HALF, UnsupportedLayer
+from epsilons.training.trees import swapped, tensors_in
 
 CANARIES = 3
 _SEED = 20
@@ -56,12 +58,13 @@ def check_model(model: nn.Module, loss_fn: LossFn | None = None, batch: Any = No
     device = next(iter(trainable(model).values())).device
     batch = swapped(batch, {id(t): t.to(device) for t in tensors_in(batch)})
     few = examples(batch, slice(0, min(CANARIES, example_count(batch))))
-    with undisturbed(model, device, _SEED), torch.no_grad():
+    with undisturbed(model, device, _SEED), torch.enable_grad():  # as in training
         losses = loss_fn(model, few)
     check_losses(losses, example_count(few))
     few = examples(few, losses.isfinite())
     if not example_count(few):
         return ModelCheck(random_loss=None)
+    check_buffers(model, loss_fn, few, device)
     return ModelCheck(random_loss=_canary(model, loss_fn, few, device))
 
 
@@ -123,12 +126,12 @@ def _problems(model: nn.Module) -> Iterator[str]:
 def _canary(model: nn.Module, loss_fn: LossFn, batch: Any, device: torch.device) -> bool:
     with undisturbed(model, device, _SEED) as restore:
         random = _is_random(model, loss_fn, batch, restore)
-        with _Quiet():
+        with _Quiet(device.type) as quiet:
             settled = not (random and _is_random(model, loss_fn, batch, restore))
             losses = loss_fn(model, batch).detach() if settled else None
             restore()
             rows = [
-                _single(model, loss_fn, batch, i, restore, losses)
+                _single(model, loss_fn, batch, i, restore, losses, quiet)
                 for i in range(example_count(batch))
             ]
             norms = torch.stack([_norm(row) for row in rows])
@@ -138,7 +141,7 @@ def _canary(model: nn.Module, loss_fn: LossFn, batch: Any, device: torch.device)
             torch.manual_seed(_SEED)
             sums, found = clipped_gradients(model, loss_fn, batch, bounds)
             restore()
-    tolerance = _tolerance(model)
+    tolerance = quiet.tolerance
     _compare("gradient norms", found, norms, tolerance)
     factors = (bounds / norms).nan_to_num()
     for name, total in sums.items():
@@ -149,10 +152,10 @@ def _canary(model: nn.Module, loss_fn: LossFn, batch: Any, device: torch.device)
 
 def _is_random(model: nn.Module, loss_fn: LossFn, batch: Any, restore: Callable[[], None]) -> bool:
     results = []
-    with torch.no_grad():
+    with torch.enable_grad():
         for seed in (_SEED, _SEED + 1):
             torch.manual_seed(seed)
-            results.append(loss_fn(model, batch))
+            results.append(loss_fn(model, batch).detach())
             restore()
     return not torch.equal(results[0], results[1])
 
@@ -164,6 +167,7 @@ def _single(
     place: int,
     restore: Callable[[], None],
     losses: Tensor | None,
+    quiet: _Quiet,
 ) -> Mapping[str, Tensor]:
     """One example's gradient by autograd: alone, or (if the loss is random) within its batch."""
     parameters = trainable(model)
@@ -178,7 +182,7 @@ def _single(
                 raise UnsupportedLayer(
                     f"the model or its loss fails on a batch of one example: {error}"
                 ) from error
-            _compare("losses", loss.detach(), losses[place], _tolerance(model))
+            _compare("losses", loss.detach(), losses[place], quiet.tolerance)
         found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     restore()
     return {
@@ -189,14 +193,6 @@ def _single(
 
 def _norm(row: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([g.double().square().sum() for g in row.values()]).sum().sqrt()
-
-
-def _tolerance(model: nn.Module) -> float:
-    dtypes = {p.dtype for p in model.parameters()}
-    devices = {p.device.type for p in model.parameters()}
-    autocast = any(torch.is_autocast_enabled(device) for device in devices)
-    coarse = dtypes & {torch.float16, torch.bfloat16} or autocast
-    return 0.1 if coarse else 1e-3
 
 
 def _compare(
@@ -215,7 +211,15 @@ def _compare(
 
 
 class _Quiet(TorchFunctionMode):
-    """Dropout that drops nothing, so that a batch and its examples see the same network."""
+    """Dropout that drops nothing, so that a batch and its examples see the same network.
+
+    `tolerance` is how far apart they may come out, by the coarsest numbers seen.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+        self.tolerance = 1e-3
 
     def __torch_function__(
         self,
@@ -230,19 +234,26 @@ class _Quiet(TorchFunctionMode):
             return args[0].clone()
         if name in _DROPOUT_AT:
             place = _DROPOUT_AT[name]
+            if name in _RECURRENT and not isinstance(args[3], bool):
+                place += 1  # a packed sequence brings its sizes
             if len(args) > place:
                 args = (*args[:place], 0.0, *args[place + 1 :])
             elif "dropout_p" in named:
                 named["dropout_p"] = 0.0
-        return func(*args, **named)
+        out = func(*args, **named)
+        halved = isinstance(out, Tensor) and out.dtype in HALF
+        if halved or torch.is_autocast_enabled(self.device):
+            self.tolerance = 0.1
+        return out
 
 
 _DROPPING = names(
     "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout "
     "dropout_ alpha_dropout_ feature_dropout_"
 )
+_RECURRENT = names("lstm gru rnn_tanh rnn_relu")
 _DROPOUT_AT = {  # its place among the arguments
     "scaled_dot_product_attention": 4,
     "multi_head_attention_forward": 10,
-    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), 5),
+    **dict.fromkeys(_RECURRENT, 5),
 }

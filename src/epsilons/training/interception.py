@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -24,15 +25,15 @@ from epsilons.training.layout import (
     EXPANDING,
     Layout,
     agreeing,
+    assigned_layout,
     examples_first,
     names,
     output_layout,
-    swapped,
-    tensors_in,
 )
 from epsilons.training.rules import (
     COMPOSITES,
     FUSED,
+    HALF,
     REFUSED,
     RULES,
     Formed,
@@ -44,6 +45,7 @@ from epsilons.training.rules.fallback import fallback
 from epsilons.training.rules.linear import Bias
 from epsilons.training.standardisation import Shape, Standardised, derived_shape
 from epsilons.training.taps import Tap, opened, packs_tensors, running_checkpoint, unpacked
+from epsilons.training.trees import swapped, tensors_in
 from epsilons.training.uses import Use, Weight
 
 
@@ -78,6 +80,7 @@ class Interception(TorchFunctionMode):
         self._derived: list[Tensor] = []
         self._data: dict[int, tuple[weakref.ref[Tensor], Layout | None, bool]] = {}
         self.recomputes = False
+        self.rounds = False  # whether weights were derived in half precision
 
     def mark(self, tensor: Tensor, layout: Layout | None, presumed: bool = False) -> None:
         """Take a tensor for data with this layout; `presumed` if only its size says so."""
@@ -88,10 +91,16 @@ class Interception(TorchFunctionMode):
         entry = self._data.get(id(tensor))
         return entry is not None and entry[0]() is tensor and entry[2]
 
-    def note(self, tensor: Tensor, layout: Layout) -> None:
-        """The same, unless the tensor is a weight."""
-        if id(tensor) not in self._weights:
-            self.mark(tensor, layout)
+    def note(self, tensor: Tensor, dim: int, like: Tensor) -> None:
+        """Take a tensor for data whose dimension `dim` holds the examples as `like`'s does.
+
+        Unless more is known about it: that it is a weight, or data.
+        """
+        layout, presumed = self._layout(tensor)
+        its, _ = self._layout(like)
+        unknown = layout is None or presumed
+        if id(tensor) not in self._weights and unknown and its is not None:
+            self.mark(tensor, Layout(dim, its.inner))
 
     def mark_rows(self, tensor: Tensor) -> None:
         """Take a tensor for data with one row per example."""
@@ -112,7 +121,7 @@ class Interception(TorchFunctionMode):
         """Announce a use whose gradients an operation will `deliver`; None for a non-weight."""
         if id(weight) not in self._weights or self.receive is not None:
             return None
-        use = Use(self._weights[id(weight)], Formed(), operation)
+        use = Use(self._weights[id(weight)], _DELIVERED, operation)
         self.uses.append(use)
         return use
 
@@ -143,12 +152,19 @@ class Interception(TorchFunctionMode):
             out = self._fused(func, args, kwargs)
             if out is not NotImplemented:
                 return out
+        elif func in _ROW_BY_ROW and self._on_rows_alone(args, kwargs):
+            out = func(*args, **kwargs)
+            for part in (out,) if isinstance(out, Tensor) else out:
+                self.mark_rows(part)
+            return out
         weights: list[Weight] = []
         data: list[tuple[Tensor, Layout | None]] = []
         guesses: list[bool] = []
         tensors = tensors_in(args)
         if kwargs:
             tensors += tensors_in(kwargs)
+        if func in _ALIKE:  # what another tensor gives is its type and device
+            tensors = tensors[1:] if func in _NEW else tensors[:1]
         for tensor in tensors:
             if (weight := self._weights.get(id(tensor))) is not None:
                 weights.append(weight)
@@ -167,6 +183,8 @@ class Interception(TorchFunctionMode):
             )
         if data and func in REFUSED:
             REFUSED[func](*args, **kwargs)
+        if func is torch.Tensor.__setitem__ and data and not weights:
+            return self._assign(*args)
         presumed = bool(data) and all(guesses)
         if any(guesses) and not presumed and not agreeing(func, args, kwargs, data):
             raise PresumedWrongly
@@ -211,8 +229,24 @@ class Interception(TorchFunctionMode):
                     found = output_layout(func, args, kwargs, data, part, self.count)
                     layouts[part.shape] = found
                 self.mark(part, layouts[part.shape], presumed)
-        elif out is None and isinstance(args[0], Tensor) and args[0] is not data[0][0]:
-            self.mark(args[0], None)  # x[…] = data makes data of x, and hides the examples in it
+
+    def _assign(self, target: Tensor, index: Any, value: Any) -> None:
+        """target[index] = value, which makes data of the target."""
+        layout, presumed = self._layout(target)
+        its, guessed = self._layout(value) if isinstance(value, Tensor) else (None, False)
+        if (presumed and target.requires_grad) or (guessed and value.requires_grad):
+            raise PresumedWrongly
+        target[index] = value
+        if its is not None and not guessed:
+            known = None if presumed else layout
+            self.mark(target, assigned_layout(target, index, value, its, known, self.count))
+        elif layout is None or (isinstance(value, Tensor) and value.requires_grad):
+            self.mark(target, None)
+
+    def _layout(self, tensor: Tensor) -> tuple[Layout | None, bool]:
+        entry = self._data.get(id(tensor))
+        known = entry is not None and entry[0]() is tensor
+        return (entry[1], entry[2]) if known and entry is not None else (None, False)
 
     def _presume(self, out: Any) -> None:
         # An initial state of zeros, noise, a range over the batch: constants, one row per example.
@@ -240,6 +274,7 @@ class Interception(TorchFunctionMode):
             if name in _CASTING and part.shape == single.tensor.shape:
                 self._weights[id(part)] = single
                 continue
+            self.rounds = self.rounds or part.dtype in HALF
             rearranged = (
                 len(weights) == 1
                 and single.rearranged
@@ -331,6 +366,13 @@ class Interception(TorchFunctionMode):
             return NotImplemented
         self._notice_checkpoint()
         return apply(self, *args, **kwargs)
+
+    def _on_rows_alone(self, args: Any, kwargs: Any) -> bool:
+        """Whether the first argument has one row per example, and no other one is a tensor."""
+        if not args or not self.batch_first(args[0]):
+            return False
+        others = (*args[1:], *kwargs.values())
+        return not any(isinstance(other, Tensor) for other in others)
 
     def _notice_checkpoint(self) -> None:
         if packs_tensors():
@@ -450,12 +492,26 @@ def _spans(weight: Tensor, place: int) -> bool:
     return weight.dim() >= -place and weight.shape[place] != 1
 
 
+_DELIVERED = Formed()  # what comes back is the gradients
 _grad = opened(torch.autograd.grad) or torch.autograd.grad
 _DIFFERENTIATING = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
+# The commonest operations that give one row for a row, whatever their options: nothing to ask.
+_ROW_BY_ROW = frozenset(
+    {
+        torch.relu, torch.sigmoid, torch.tanh, torch.Tensor.relu, torch.Tensor.sigmoid,
+        torch.Tensor.tanh, F.elu, F.gelu, F.hardswish, F.leaky_relu, F.mish, F.relu, F.sigmoid,
+        F.silu, F.softplus, F.tanh, F.avg_pool2d, F.max_pool2d,
+    }
+)  # fmt: skip
 _ASSIGNING = names(
     "__setitem__ __iadd__ __isub__ __imul__ __idiv__ __itruediv__ __ifloordiv__ __imod__ __ipow__ "
     "__iand__ __ior__ __ixor__ __ilshift__ __irshift__"
 )
+_NEW = frozenset(
+    getattr(torch.Tensor, name)
+    for name in ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "new")
+)
+_ALIKE = _NEW | {torch.Tensor.to, torch.Tensor.type_as}
 _CASTING = names("to float double half bfloat16 type type_as")
 _REARRANGING = names(
     "T mT H mH __get__ t transpose permute swapaxes swapdims movedim moveaxis view reshape flatten "

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
-from epsilons.training.layout import swapped, tensors_in
+from epsilons.training.trees import swapped, tensors_in
 
 
 @contextmanager
@@ -25,21 +25,28 @@ def undisturbed(model: nn.Module, device: torch.device, seed: int) -> Iterator[C
 
     Yields a function that puts the model's buffers back; it is also called on the way out.
     """
+    known = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
+        (held, name, buffer, buffer.clone())
+        for held, before in known
+        for name, buffer in before.items()
         if buffer is not None
     ]
     versions = [buffer._version for _, _, buffer, _ in buffers]
 
     def restore() -> None:
-        for i, (module, name, buffer, copy) in enumerate(buffers):
+        for i, (held, name, buffer, copy) in enumerate(buffers):
             if buffer._version != versions[i]:
                 with torch.no_grad():
                     buffer.copy_(copy)
                 versions[i] = buffer._version
-            module._buffers[name] = buffer
+            held[name] = buffer
+        for held, before in known:
+            for name in [name for name in held if before.get(name) is None]:
+                if name in before:
+                    held[name] = None
+                else:
+                    del held[name]
 
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002 (other people's)
     devices = [device] if device.type != "cpu" else []

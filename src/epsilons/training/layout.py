@@ -10,14 +10,22 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-Function = Callable[..., Any]
+from epsilons.training.indexing import (
+    aligned,
+    index_along,
+    is_list,
+    keeps_first,
+    names_each,
+    place_of_lists,
+)
+from epsilons.training.probing import FAILED, Function, probed
+from epsilons.training.trees import tensors_in
 
 
 class Layout(NamedTuple):
@@ -79,39 +87,35 @@ def output_layout(
     first = args[0] if args else kwargs.get("input")
     if first is tensor and _reorders(name, args, kwargs, tensor, layout, count):
         return None
-    if name in _PAIRING and first is not tensor:
-        return None  # rows of another operand may come first in what it gives
-    if name in _RECURRENT and out.dim() == 3 and out.shape[:-1] != tensor.shape[:-1]:
-        return Layout(1) if out.shape[1] == count else None  # a state (layers, examples, …)
+    if name in _RECURRENT and out.dim() == 3:
+        if out.shape[:-1] != tensor.shape[:-1]:  # a state (layers, examples, …)
+            return Layout(1) if out.shape[1] == count else None
+        if layout.dim == 0 and tensors_in(args[1])[0].shape[:-1] == out.shape[:-1]:
+            return None  # output or state: as many layers as examples and places
     if name in _MOVING:
         return _moved(name, function, args, kwargs, tensor, layout)
-    if name in _REDUCING:
-        if name == "__getitem__" and layout.dim == 0 and _keeps_first(args[1]):
-            return layout
-        return _probed(function, args, kwargs, known, out, count)
+    if name == "__getitem__":
+        return _indexed(args, known, out, count)
     if name in _JOINING:
-        position = _joined_along(args, kwargs) % out.dim()
-        if len({its for _, its in known}) > 1:
-            return None
-        if name == "stack":
-            return Layout(layout.dim + (position <= layout.dim), layout.inner)
-        if position == layout.dim and len(known) < len(tensors_in((args, kwargs))):
-            return None  # rows that belong to nobody
+        return _joined(name, args, kwargs, known, out)
+    if name in _PARTING:
+        return _parted(name, args, kwargs, known[0], out, count)
+    if name in _CONVOLVING and layout.dim == 1:
+        return _convolved(args, kwargs, known, out, count)
+    if name == "repeat_interleave":
+        return _interleaved(args, kwargs, layout, tensor, out)
     if name in EXPANDING:
         place = layout.dim + out.dim() - tensor.dim()
         return None if out.shape[place] % (count * layout.inner) else Layout(place, layout.inner)
-    for other, its_layout in known:
-        if other.shape == out.shape:
-            return its_layout
     if name in ELEMENTWISE:
-        return Layout(layout.dim + out.dim() - tensor.dim(), layout.inner)
-    if tensor.numel() == out.numel():
+        met = {(its.dim - t.dim(), its.inner) for t, its in known} if len(known) > 1 else {layout}
+        return None if len(met) > 1 else Layout(layout.dim + out.dim() - tensor.dim(), layout.inner)
+    if name in _RESHAPING:
         return _reshaped(tensor.shape, layout, out.shape, count)
-    if layout.dim >= out.dim() or out.shape[layout.dim] % (count * layout.inner):
-        return None
-    if out.shape[layout.dim] == tensor.shape[layout.dim] or name in _RESIZING:
+    alone = name in _NORMALISING or len(tensors_in((args, kwargs))) == 1
+    if tensor.shape == out.shape and first is tensor and alone:
         return layout
-    return None
+    return _followed(function, args, kwargs, known, out)
 
 
 def agreeing(
@@ -143,6 +147,72 @@ def agreeing(
     return name == "stack" or (layout is not None and along != layout.dim)
 
 
+def assigned_layout(
+    target: Tensor, index: Any, value: Tensor, its: Layout, known: Layout | None, count: int
+) -> Layout | None:
+    """The layout of a tensor after target[index] = value, from the value's; None if it is lost.
+
+    `known` is the target's layout before, or None if it held no data.
+    """
+    if count == 1:
+        return BATCH_FIRST
+    parts = index if isinstance(index, tuple) else (index,)
+    if not all(part is Ellipsis or type(part) in (int, slice) for part in parts):
+        first = index_along(0, index, target.dim())
+        rows = its == known == BATCH_FIRST and value.shape[0] == count
+        return known if rows and is_list(first) and names_each(first, count) else None
+    # Each dimension gets a size of its own, so that what is left tells where it comes from.
+    labelled = torch.empty(*range(2, target.dim() + 2), device="meta")
+    whole: dict[type, Any] = {int: 0, slice: slice(None)}
+    left = labelled[tuple(whole.get(type(part), part) for part in parts)].shape
+    place = its.dim + len(left) - value.dim()
+    if place < 0:
+        return None
+    found = Layout(left[place] - 2, its.inner)
+    covered = target[index].shape[place] == target.shape[found.dim] == value.shape[its.dim]
+    return found if covered and known in (None, found) else None
+
+
+def _joined(
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    known: Sequence[tuple[Tensor, Layout]],
+    out: Tensor,
+) -> Layout | None:
+    (layout, *others) = {its for _, its in known}
+    position = _joined_along(args, kwargs) % out.dim()
+    if others:
+        return None
+    if name == "stack":
+        return Layout(layout.dim + (position <= layout.dim), layout.inner)
+    strangers = len(known) < len(tensors_in((args, kwargs)))  # rows that belong to nobody
+    return None if strangers and position == layout.dim else layout
+
+
+def _parted(
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    data: tuple[Tensor, Layout],
+    out: Tensor,
+    count: int,
+) -> Layout | None:
+    """Parts along a dimension: if along that of the examples, each must begin with the first."""
+    tensor, layout = data
+    if out.shape[layout.dim] == tensor.shape[layout.dim]:
+        return layout
+    period = count * layout.inner
+    if name == "narrow":
+        start = kwargs.get("start", args[2] if len(args) > 2 else 0)
+        return None if start % period or out.shape[layout.dim] % period else layout
+    named = [v for k, v in kwargs.items() if k.startswith("split_size")]
+    sizes = named[0] if named else args[1]
+    if name != "chunk" and not isinstance(sizes, int) and any(size % period for size in sizes):
+        return None
+    return None if out.shape[layout.dim] % period else layout
+
+
 def _joined_along(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     along: int = kwargs.get("dim", args[1] if len(args) > 1 else 0)
     return along
@@ -162,8 +232,8 @@ def _reorders(
     if name == "where":
         return len(args) + len(kwargs) == 1  # the places of what is true, in any number
     if name == "__getitem__":
-        part = _index_along(layout.dim, args[1], tensor.dim())
-        return isinstance(part, (Tensor, list, np.ndarray)) and not _names_each(part, count)
+        part = index_along(layout.dim, args[1], tensor.dim())
+        return is_list(part) and not names_each(part, count)
     if name not in _REORDERING:
         return False
     keyword, position, default = _REORDERING[name]
@@ -176,39 +246,58 @@ def _reorders(
     return layout.dim in {d % tensor.dim() for d in dims}
 
 
-def _index_along(dim: int, index: Any, ndim: int) -> Any:
-    """What an index says about one dimension of a tensor; None if nothing."""
-    parts = index if isinstance(index, tuple) else (index,)
-    taken = [_dims_taken(part) for part in parts]
-    at = 0
-    for part, dims in zip(parts, taken, strict=True):
-        if part is Ellipsis:
-            dims = ndim - sum(taken)
-        if at <= dim < at + dims:
-            return None if part is Ellipsis else part
-        at += dims
-    return None
+def _indexed(
+    args: Sequence[Any], known: Sequence[tuple[Tensor, Layout]], out: Tensor, count: int
+) -> Layout | None:
+    (tensor, layout), index = known[0], args[1]
+    if layout.dim == 0 and keeps_first(index):
+        return layout
+    part = index_along(layout.dim, index, tensor.dim()) if args[0] is tensor else None
+    if isinstance(part, slice) and part != slice(None):
+        if not aligned(part, tensor.shape[layout.dim], count * layout.inner):
+            return None
+        parts = index if isinstance(index, tuple) else (index,)
+        index = tuple(slice(None) if its is part else its for its in parts)
+    elif is_list(part):  # it names every example once, in order
+        place = place_of_lists(index)
+        return None if place is None or layout.inner > 1 else Layout(place)
+    found = _followed(torch.Tensor.__getitem__, (args[0], index), {}, known, out)
+    alone = isinstance(index, tuple) and sum(map(is_list, index)) == 1
+    if found is None and layout.dim == 0 and part == slice(None) and alone:
+        return layout  # a mask of places: how many it leaves can't be told without data
+    return found
 
 
-def _dims_taken(part: Any) -> int:
-    if part is None or part is Ellipsis or isinstance(part, bool):
-        return 0
-    mask = isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8)
-    return part.dim() if mask else 1
+def _convolved(
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    known: Sequence[tuple[Tensor, Layout]],
+    out: Tensor,
+    count: int,
+) -> Layout | None:
+    """Examples side by side as channels: each keeps to its own, if there is a group for it."""
+    (tensor, layout), *others = known
+    groups = kwargs.get("groups", args[6] if len(args) > 6 else 1)
+    alone = groups % count == 0 and layout.inner * count == tensor.shape[1]
+    rows = all(its.dim == 0 and its.inner * count == other.shape[0] for other, its in others)
+    return Layout(1, out.shape[1] // count) if alone and rows else None
 
 
-def _names_each(index: Any, count: int) -> bool:
-    """Whether an index names every example once, in order."""
-    named = torch.as_tensor(index)
-    if named.dtype == torch.bool:
-        return named.dim() == 1 and bool(named.all())
-    if named.dim() == 0 or named.shape[0] != count:
-        return False
-    order = torch.arange(count, device=named.device).view(-1, *[1] * (named.dim() - 1))
-    return bool((named == order).all())
+def _interleaved(
+    args: Sequence[Any], kwargs: Mapping[str, Any], layout: Layout, tensor: Tensor, out: Tensor
+) -> Layout | None:
+    """Every entry of a dimension several times over, and as often as any other."""
+    repeats = kwargs.get("repeats", args[1] if len(args) > 1 else None)
+    if not isinstance(repeats, int) or out.dim() != tensor.dim():
+        return None
+    old, new = tensor.shape[layout.dim], out.shape[layout.dim]
+    return layout if new == old else Layout(layout.dim, layout.inner * (new // old))
 
 
 def _reshaped(old: Sequence[int], layout: Layout, new: Sequence[int], count: int) -> Layout | None:
+    if 0 in old:
+        kept = slice(layout.dim + 1)
+        return layout if tuple(old[kept]) == tuple(new[kept]) else None
     # In row-major order the example index advances every `stride` entries, before and after.
     stride = layout.inner * math.prod(old[layout.dim + 1 :])
     below = 1
@@ -252,108 +341,32 @@ def _permutation(
     return {size - 2: place for place, size in enumerate(shape)}
 
 
-def _probed(
+def _followed(
     function: Function,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     known: Sequence[tuple[Tensor, Layout]],
     out: Tensor,
-    count: int,
 ) -> Layout | None:
-    stand_ins = {id(tensor): _resized(tensor, layout) for tensor, layout in known}
-    tensor, layout = known[0]
-    positional, named = _rest(args, kwargs)
-    if args and args[0] is tensor and _hashable(positional) and _hashable(named):
-        place = _probe_alone(function, stand_ins[id(tensor)].shape, tensor.dtype, positional, named)
-    else:
-        place = _probe(function, swapped(args, stand_ins), swapped(kwargs, stand_ins))
-    if place == _FAILED:
-        # An index that names examples one by one: examples stay in front, or the layout is lost.
-        in_front = layout == BATCH_FIRST and out.shape[0] == count
-        return BATCH_FIRST if in_front else None
-    return None if place == _LOST else Layout(place, layout.inner)
-
-
-def _probe(function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    # The operation again, without data, on a batch of another size: the dimension that differs.
-    try:
-        found = tensors_in(function(*args, **kwargs))
-    except (RuntimeError, IndexError, TypeError, NotImplementedError):
-        return _FAILED
-    return list(found[0].shape).index(_PROBE) if found and _PROBE in found[0].shape else _LOST
-
-
-@functools.lru_cache(4096)
-def _probe_alone(
-    function: Function, shape: torch.Size, dtype: torch.dtype, args: Any, kwargs: Any
-) -> int:
-    return _probe(function, (torch.empty(shape, dtype=dtype, device="meta"), *args), dict(kwargs))
-
-
-def _hashable(arguments: tuple[Any, ...]) -> bool:
-    return not tensors_in(arguments) and not any(
-        isinstance(a, (slice, list, dict, np.ndarray))
-        or (isinstance(a, tuple) and not _hashable(a))
-        for a in arguments
-    )
-
-
-def _keeps_first(index: Any) -> bool:
-    return (
-        isinstance(index, tuple)
-        and index[0] == slice(None)
-        and all(isinstance(part, (int, slice)) for part in index)
-    )
-
-
-def _resized(tensor: Tensor, layout: Layout) -> Tensor:
-    shape = list(tensor.shape)
-    shape[layout.dim] = _PROBE
-    return torch.empty(shape, dtype=tensor.dtype, device="meta")
-
-
-def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors in nested lists, tuples and dictionaries, in order."""
-    if isinstance(tree, Tensor):
-        return [tree]
-    found: list[Tensor] = []
-    if isinstance(tree, dict):
-        tree = tree.values()
-    elif not isinstance(tree, (list, tuple)):
-        return found
-    for branch in tree:
-        if type(branch) in _LEAVES:
-            continue
-        if isinstance(branch, Tensor):
-            found.append(branch)
-        elif isinstance(branch, (list, tuple, dict)):
-            found += tensors_in(branch)
-    return found
-
-
-def swapped(tree: Any, replacements: Mapping[int, Tensor]) -> Any:
-    """The same nest of lists, tuples and dictionaries with some tensors (by id) replaced."""
-    if isinstance(tree, Tensor):
-        return replacements.get(id(tree), tree)
-    if isinstance(tree, (list, tuple)):
-        branches = [b if type(b) in _LEAVES else swapped(b, replacements) for b in tree]
-        return type(tree)(*branches) if hasattr(tree, "_fields") else type(tree)(branches)
-    if isinstance(tree, dict):
-        return {key: swapped(branch, replacements) for key, branch in tree.items()}
-    return tree
-
-
-_UNHASHABLE = (slice, list, dict, np.ndarray)
-_LEAVES = frozenset({int, float, bool, str, type(None)})
+    """The operation again, without data, on a batch of another size: the dimension that differs."""
+    (tensor, layout), others = known[0], tensors_in((args, kwargs))
+    dims = {id(t): its.dim for t, its in known}
+    place = probed(function, args, kwargs, dims, others, out)
+    if place == FAILED and len(others) == 1 and layout.dim < out.dim():
+        kept = out.shape[layout.dim] == tensor.shape[layout.dim]
+        return layout if kept else None
+    if place < 0:  # what was repeated for the batch, a weight or an index, goes along with it
+        dim = layout.dim
+        long = slice(dim, dim + 1)
+        alike = {id(t): dim for t in others if t.shape[long] == tensor.shape[long]}
+        place = probed(function, args, kwargs, alike | dims, others, out)
+    return Layout(place, layout.inner) if place >= 0 else None
 
 
 def names(text: str) -> frozenset[str]:
     """The words of a text."""
     return frozenset(text.split())
 
-
-_PROBE = 10007  # a size that no other dimension has
-_LOST, _FAILED = -1, -2  # what a probe may find instead of a dimension
 
 _PROPERTIES: dict[Any, str] = {
     torch.Tensor.T.__get__: "T",  # type: ignore[attr-defined]
@@ -362,12 +375,12 @@ _PROPERTIES: dict[Any, str] = {
     torch.Tensor.mH.__get__: "mH",  # type: ignore[attr-defined]
 }
 _MOVING = names("T mT H mH t transpose permute swapaxes swapdims movedim moveaxis adjoint")
-_REDUCING = names(
-    "__getitem__ select unbind sum mean max min amax amin aminmax prod std var std_mean var_mean "
-    "argmax argmin any all logsumexp norm vector_norm median mode nansum nanmean count_nonzero "
-    "squeeze diagonal einsum"
-)
-_RESIZING = names("cat concat concatenate chunk split tensor_split narrow repeat tile")
+_RESHAPING = names("view reshape flatten unflatten unsqueeze ravel view_as reshape_as")
+_PARTING = names("chunk split split_with_sizes narrow")
+_NORMALISING = names("group_norm layer_norm rms_norm instance_norm batch_norm")
+_CONVOLVING = names(
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"
+)  # with the channels along dimension 1
 ELEMENTWISE = names(
     "add sub mul div true_divide floor_divide remainder fmod pow where maximum minimum rsub "
     "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __rdiv__ __pow__ "
@@ -377,7 +390,6 @@ ELEMENTWISE = names(
 )
 EXPANDING = names("expand expand_as repeat tile broadcast_to")
 _JOINING = names("cat concat concatenate stack")
-_PAIRING = names("linear tensordot outer ger inner cdist kron")
 _RECURRENT = names("lstm gru rnn_tanh rnn_relu")
 _PICKING = names("nonzero argwhere masked_select unique")
 _REORDERING: dict[str, tuple[str, int, Any]] = {

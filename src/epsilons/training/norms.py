@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from epsilons.training.accumulation import Accumulation, without_autocast
+from epsilons.training.accumulation import Accumulation
 from epsilons.training.interception import Interception, PresumedWrongly
 from epsilons.training.isolation import in_order, undisturbed
-from epsilons.training.layout import BATCH_FIRST, swapped, tensors_in
+from epsilons.training.layout import BATCH_FIRST
+from epsilons.training.rules.registry import without_autocast
+from epsilons.training.trees import swapped, tensors_in
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 
@@ -140,13 +142,22 @@ def batch_norms(model: nn.Module, loss_fn: LossFn, batch: Any) -> Tensor:
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:
     """The parameters that training changes, by name."""
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters: dict[str, Tensor] = {
+        name: p for name, p in model.named_parameters() if p.requires_grad
+    }
     if not parameters:
         raise ValueError(
             "the model has no trainable parameter, so there is no gradient; "
             "expected at least one with requires_grad=True."
         )
-    return dict(parameters)
+    if any(p.is_complex() for p in parameters.values()):
+        found = ", ".join(name for name, p in parameters.items() if p.is_complex())
+        raise ValueError(
+            f"{found}: complex parameters have two numbers in each place, and noise would reach "
+            "one of them. Keep torch.view_as_real(…) of it as the parameter, and use "
+            "torch.view_as_complex(parameter) in the model."
+        )
+    return parameters
 
 
 def example_count(batch: Any) -> int:
@@ -230,8 +241,7 @@ def _overheard(
         check_losses(losses, count)
         if presume and mode.presumed(losses):
             raise PresumedWrongly
-        autocast = torch.is_autocast_enabled(mode.device)
-        accumulated = Accumulation(mode.uses, parameters, count, keep=keep, coarse=autocast)
+        accumulated = Accumulation(mode.uses, parameters, count, keep=keep, coarse=mode.rounds)
         with without_autocast(mode.device):
             if losses.requires_grad:
                 mode.backward(losses.sum(), accumulated.receive)

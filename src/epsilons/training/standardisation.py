@@ -22,7 +22,7 @@ from torch import Tensor
 
 from epsilons.training.rules.conv import Conv
 from epsilons.training.rules.linear import CANCELLATION
-from epsilons.training.rules.registry import Term, chunks
+from epsilons.training.rules.registry import Term, chunks, square_norms
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,13 @@ class Standardised:
 
     def _by_filter(self, form: Term, formed: Tensor, with_sums: bool) -> tuple[Tensor, ...]:
         """‖R_o‖², and if asked ⟨ŵ_o, R_o⟩ and ⟨1, R_o⟩, (B, o) each."""
-        r = form.gradients(formed).flatten(2)
-        squares = torch.linalg.vector_norm(r, dim=2).square()
-        return (squares, (r * self.rows).sum(2), r.sum(2)) if with_sums else (squares,)
+        r = form.gradients(formed)
+        each = tuple(range(2, r.dim()))
+        squares = square_norms(r.flatten(0, 1)).view(r.shape[:2])
+        if not with_sums:
+            return (squares,)
+        like = torch.empty_like(r[0]).copy_(self.rows.view(r.shape[1:]))  # as r lies in memory
+        return squares, (r * like).sum(each), r.sum(each)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hazards.kit import B, D, Net, T, V, hazard, images, parameter, sequences, squared, tokens
+from hazards.kit import (
+    HAZARDS,
+    B,
+    D,
+    Net,
+    T,
+    V,
+    hazard,
+    images,
+    parameter,
+    sequences,
+    squared,
+    tokens,
+)
 
 
 @hazard
@@ -240,3 +253,163 @@ def states_of_a_frozen_lstm():
 def grouped_pixels_apart_in_memory():
     net = nn.Conv2d(4, 6, 1, groups=2)
     return net, squared, torch.randn(B, 4, 3, 3).to(memory_format=torch.channels_last)
+
+
+@hazard
+def examples_side_by_side_as_channels():
+    def forward(self, x):
+        n = len(x)
+        side_by_side = x.reshape(1, n * T, D)
+        seen = F.conv1d(side_by_side, self.filters.repeat(n, 1, 1), groups=n * T)
+        grown = F.conv_transpose1d(seen, self.back.repeat(n, 1, 1), groups=n * T)
+        normed = F.group_norm(grown, 2 * n, self.scale.repeat(n), self.shift.repeat(n))
+        return F.instance_norm(normed, weight=self.own.repeat(n)).reshape(n, T, D)
+
+    parts = {"filters": parameter(T, 1, 3), "back": parameter(T, 1, 3)}
+    parts |= {"scale": parameter(T), "shift": parameter(T), "own": parameter(T)}
+    return Net(forward, **parts), squared, sequences()
+
+
+@hazard
+def dimensions_of_nothing():
+    def forward(self, x):
+        h = self.linear(x)
+        return torch.cat([h, h.unsqueeze(2)[:, :, :0].flatten(1)], 1)
+
+    return Net(forward, linear=nn.Linear(D, 3)), squared, torch.randn(B, D)
+
+
+@hazard
+def recurrent_layers_over_parts_of_examples():
+    def forward(self, x):
+        n = len(x)
+        words = self.gru(x.view(n * 2, T // 2, D))[0][:, -1]
+        lines = x.view(n, 2, T // 2, D).permute(2, 1, 0, 3).reshape(T // 2, 2 * n, D)
+        return torch.cat([words.view(n, -1), self.lstm(lines)[0][-1].view(2, n, 4).sum(0)], 1)
+
+    net = Net(forward, gru=nn.GRU(D, 3, batch_first=True), lstm=nn.LSTM(D, 2, bidirectional=True))
+    return net, squared, sequences()
+
+
+def _constants(x, table):
+    yield table.to(x)
+    yield table.type_as(x)
+    yield x.new_ones(B, D)
+    yield x.new_tensor([[1.0, 2.0] * (D // 2)] * B)
+
+
+for number in range(4):
+
+    def typed(number=number):
+        def forward(self, x):
+            constants = list(_constants(x, torch.linspace(0, 1, B * D).view(B, D)))[number]
+            return x * self.linear(constants)
+
+        return Net(forward, linear=nn.Linear(D, D)), squared, torch.randn(B, B, D)
+
+    HAZARDS[f"constant_of_the_type_of_data_{number}"] = typed
+
+
+@hazard
+def outputs_collected_by_assignment():
+    def forward(self, x):
+        n = len(x)
+        rows, columns = torch.zeros(n, B, D, dtype=x.dtype), x.new_zeros(B, n, D)
+        h = x.new_zeros(n, D)
+        for t in range(B):
+            h = torch.tanh(self.linear(x[:, t]) + h)
+            rows[:, t] = h
+            columns[t, ...] = h
+            rows[torch.arange(n), t, 0] = h[:, 1]
+        return self.last(rows) + self.last(columns).transpose(0, 1)
+
+    parts = {"linear": nn.Linear(D, D), "last": nn.Linear(D, 3)}
+    return Net(forward, **parts), squared, torch.randn(B, B, D)
+
+
+@hazard
+def two_views_side_by_side():
+    def forward(self, x):
+        views = self.linear(torch.cat([x, x.flip(-1)]))
+        n = len(x)
+        parts = views[:n], views[n:, :], views.narrow(0, n, n), views.split([n, n])[1]
+        return torch.cat([self.last(part) for part in parts], 1)
+
+    parts = {"linear": nn.Linear(D, D), "last": nn.Linear(D, 3)}
+    return Net(forward, **parts), squared, torch.randn(B, D)
+
+
+@hazard
+def last_places_of_sequences_by_index():
+    def forward(self, batch):
+        x, lengths = batch
+        everyone = torch.arange(len(x))
+        h = self.linear(x).transpose(0, 1)
+        last = h[lengths, everyone], h[lengths, everyone, :], x[everyone, lengths]
+        return torch.cat([self.last(part) for part in (*last, h[:, everyone][0])], 1)
+
+    def loss(model, batch):
+        return squared(lambda _: model(batch), None)
+
+    parts = {"linear": nn.Linear(D, D), "last": nn.Linear(D, 3)}
+    return Net(forward, **parts), loss, (sequences(), torch.tensor([5, 2, 2, 0, 1]))
+
+
+@hazard
+def examples_several_times_over():
+    def forward(self, x):
+        several = self.linear(x).repeat_interleave(3, dim=0) * torch.arange(1.0, 1 + D)
+        return self.last(several).view(len(x), -1)
+
+    parts = {"linear": nn.Linear(D, D), "last": nn.Linear(D, 3)}
+    return Net(forward, **parts), squared, torch.randn(B, D)
+
+
+@hazard
+def filters_of_each_example():
+    def forward(self, x):
+        n = len(x)
+        filters = self.filters(x.mean((2, 3))).view(n * 4, 3, 3, 3)
+        seen = F.conv2d(x.reshape(1, n * 3, 9, 9), filters, groups=n)
+        return self.last(seen.view(n, 4, 7, 7))
+
+    parts = {"filters": nn.Linear(3, 108), "last": nn.Conv2d(4, 2, 3)}
+    return Net(forward, **parts), squared, images()
+
+
+FRONT = {
+    "matmul": lambda x, w: (x @ w.view(B, D, D)).transpose(0, 1),
+    "matmul_to_as_many_numbers": lambda x, w: (x[:, :5] @ w.view(-1, 5, 1)[:5]).transpose(0, 1),
+    "einsum": lambda x, w: torch.einsum("bd,hd->hbd", x, w.view(-1, D)[:B]).transpose(0, 1),
+    "einsum_of_copies": lambda x, w: torch.einsum(
+        "ib,jb->bij", x[:, :4].t(), w.view(-1, 1)[:7].repeat(1, len(x))
+    ),
+    "outer": lambda x, w: torch.einsum("i,b->ib", w.view(-1)[:B], x[:, 0]).t(),
+    "maximum": lambda x, w: torch.max(w.view(-1)[:B, None] + 2, x[:, 0]).t(),
+    "tensordot": lambda x, w: torch.tensordot(x[:, :B], w.view(-1, B)[:4], ([1], [1])),
+    "index_select": lambda x, w: w.view(-1, B)[:4].index_select(1, (x[:, 0] > 0).long()).t(),
+    "similarity": lambda x, w: F.cosine_similarity(w.view(-1, 1, D)[:B], x[None], dim=2).t(),
+    "convolution": lambda x, w: F.conv1d(w.view(-1, 1, D)[:B], x.view(len(x), 1, D)).movedim(1, 0),
+    "stack_of_rows": lambda x, w: torch.vstack([x[:, d] for d in range(B)]).t() * w.view(-1)[:B],
+}
+
+
+for name in FRONT:
+
+    def front(name=name):
+        def forward(self, x):
+            return FRONT[name](x, self.weight)
+
+        return Net(forward, weight=parameter(B, D, D)), squared, torch.randn(B, D)
+
+    HAZARDS[f"weights_in_front_by_{name}"] = front
+
+
+@hazard
+def places_picked_alike_for_everyone():
+    def forward(self, x):
+        order = torch.linspace(1, 0, T).sin().repeat(len(x), 1).argsort(1)
+        picked = x.gather(1, order[:, :4].unsqueeze(2).repeat(1, 1, D))
+        return self.linear(picked) + self.linear(x.take_along_dim(order[:, :4, None], 1))
+
+    return Net(forward, linear=nn.Linear(D, 3)), squared, sequences()

@@ -51,6 +51,40 @@ def conv_depthwise():
 
 
 @hazard
+def conv_many_channels():
+    layers = nn.Conv2d(40, 9, 3, stride=2, padding=1), nn.Conv2d(9, 32, (1, 3), padding=(2, 0))
+    return nn.Sequential(layers[0], nn.Tanh(), layers[1]), squared, images(40, 12)
+
+
+@hazard
+def conv_called_twice_with_bias():
+    def forward(self, x):
+        return self.conv(torch.tanh(self.conv(x)))
+
+    return Net(forward, conv=nn.Conv2d(3, 3, 3, padding=1)), squared, images()
+
+
+for frozen in ("weight", "bias"):
+
+    def partly_frozen(frozen=frozen):
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 5, 3))
+        for layer in (net[0], net[2]):
+            getattr(layer, frozen).requires_grad_(False)
+        return net, squared, images()
+
+    HAZARDS[f"conv_frozen_{frozen}"] = partly_frozen
+
+
+@hazard
+def conv_around_pooling_that_says_where():
+    def forward(self, x):
+        x, places = F.max_pool2d(torch.relu_(self.first(x)), 2, return_indices=True)
+        return self.second(F.max_unpool2d(F.avg_pool2d(x, 1), places, 2))
+
+    return Net(forward, first=nn.Conv2d(3, 4, 2), second=nn.Conv2d(4, 3, 3)), squared, images()
+
+
+@hazard
 def conv_one_dimension():
     return nn.Conv1d(D, 4, 3, stride=2, padding=1), squared, torch.randn(B, D, 12)
 
@@ -103,6 +137,14 @@ def embedding_bag_weighted_sum():
 @hazard
 def linear_four_dimensions():
     return nn.Linear(D, 3), squared, torch.randn(B, 2, 3, D)
+
+
+@hazard
+def linear_by_one_vector():
+    def forward(self, x):
+        return F.linear(x, self.weight)
+
+    return Net(forward, weight=parameter(D)), squared, sequences()
 
 
 @hazard
@@ -175,6 +217,15 @@ def attention_written_with_linears():
 def transformer_encoder():
     layer = nn.TransformerEncoderLayer(D, 2, 12, dropout=0.0, batch_first=True)
     return nn.TransformerEncoder(layer, 2), squared, sequences()
+
+
+@hazard
+def attention_to_a_parameter():
+    def forward(self, x):
+        keys = torch.stack([self.keys] * len(x))
+        return F.scaled_dot_product_attention(x, keys, keys, None, 0.0, False)
+
+    return Net(forward, keys=parameter(4, D)), squared, sequences()
 
 
 @hazard

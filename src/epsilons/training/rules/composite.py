@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from epsilons.training.rules.recurrent import RECURRENT
-from epsilons.training.rules.registry import UnsupportedLayer
+from epsilons.training.rules.registry import UnsupportedLayer, without_autocast
 
 
 def _embedding_bag(
@@ -53,9 +53,11 @@ def _embedding_bag(
 def _bilinear(
     interception: Any, /, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    with interception:
+    # Autocast leaves the operation alone, but not the linear map that stands for it.
+    with without_autocast(weight.device.type), interception:
         pairs = (input1.unsqueeze(-1) * input2.unsqueeze(-2)).flatten(-2)
-        return F.linear(pairs, weight.flatten(1), bias)
+        wide = torch.promote_types(pairs.dtype, weight.dtype)
+        return F.linear(pairs.to(wide), weight.flatten(1), bias)
 
 
 def _refuse_batch_norm(

@@ -22,6 +22,7 @@ from epsilons.training.rules.contractions import (
     Sizes,
     by_groups,
     by_patches,
+    gram,
     patch_gram,
     shifted_gram,
     symmetric,
@@ -40,7 +41,7 @@ from epsilons.training.rules.registry import (
 from epsilons.training.rules.shifts import shifted_squares
 
 # Nanoseconds on one core, fitted to thirty shapes: only their ratios matter, and only for speed.
-_FLOP, _COPY, _ADD, _WRITE, _GROUPED, _CALL = 1 / 55, 0.7, 0.6, 1.0, 2.2, 1000.0
+_FLOP, _COPY, _ADD, _WRITE, _GROUPED, _CALL = 1 / 85, 1.2, 0.6, 1.0, 2.2, 1000.0
 
 
 class Conv(Term):
@@ -50,10 +51,15 @@ class Conv(Term):
     """
 
     def __init__(
-        self, data: Tensor, geometry: Geometry, bias: Tensor | None = None, swapped: bool = False
+        self,
+        data: Tensor,
+        geometry: Geometry,
+        bias: Tensor | None = None,
+        swapped: bool = False,
+        shift: ChannelBias | None = None,
     ) -> None:
         super().__init__(data)
-        self.geometry, self.bias, self.swapped = geometry, bias, swapped
+        self.geometry, self.bias, self.swapped, self.shift = geometry, bias, swapped, shift
         self.output: Tensor | None = None
         self._version = 0
 
@@ -65,6 +71,7 @@ class Conv(Term):
     def rows(self, chosen: slice | Tensor) -> Self:
         part = super().rows(chosen)
         part.output = None if self.output is None else self.output[chosen]
+        part.shift = None  # which has other rows
         return part
 
     def filter_products(self, g: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -103,19 +110,28 @@ class Conv(Term):
 
     def formed(self, g: Tensor) -> tuple[Term, Tensor]:
         source, places, per_example = self._images(g)
-        forms = {"compiled": filter_gradients, "groups": by_groups, "patches": by_patches}
-        method = self._method(source, places, per_example, _FORMING)
-        each = forms[method](source, places, self.geometry)
+        method, squares = self._method(source, places, per_example, _FORMING), None
+        if method == "compiled":
+            each, squares, totals = filter_gradients(source, places, self.geometry)
+            self._hand_on(totals, per_example)
+        else:
+            form = by_groups if method == "groups" else by_patches
+            each = form(source, places, self.geometry)
         if per_example > 1:
-            each = each.view(-1, per_example, *each.shape[1:]).sum(1)
-        return Formed(), each
+            each, squares = torch.unflatten(each, 0, (-1, per_example)).sum(1), None
+        return Formed(squares), each
+
+    def _hand_on(self, totals: Tensor, per_example: int) -> None:
+        """Give the bias its gradients, if the sums over places are those."""
+        if self.shift is not None and per_example == 1:
+            self.shift.sums = totals
 
     def _method(
         self,
         source: Tensor,
         places: Tensor,
         per_example: int,
-        among: frozenset[str] | None = None,
+        among: tuple[str, ...] | None = None,
     ) -> str:
         if per_example > 1:
             among = _FORMING  # an example's images are to be summed
@@ -129,7 +145,9 @@ class Conv(Term):
         source, places, per_example = self._images(g)
         method = self._method(source, places, per_example)
         if method == "compiled" and per_example == 1:
-            return filter_squares(source, places, self.geometry)
+            squares, totals = filter_squares(source, places, self.geometry)
+            self._hand_on(totals, per_example)
+            return squares
         numbers = per_example * _scratch(source.shape, places.shape, self.geometry, method)
         parts = chunks(g.shape[0], 4 * numbers)
         if len(parts) <= 1:
@@ -143,9 +161,8 @@ class Conv(Term):
         if method == "shifted grams" and compilable(source) and compilable(places):
             squares, cancelled = shifted_squares(source, places, self.geometry, CANCELLATION)
         else:
-            gram = shifted_gram if method == "shifted grams" else patch_gram
-            flat = places.flatten(2)
-            products = gram(source, places, self.geometry).mul_(torch.bmm(flat.mT, flat))
+            patches = shifted_gram if method == "shifted grams" else patch_gram
+            products = patches(source, places, self.geometry).mul_(gram(places.flatten(2).mT))
             squares = products.sum((1, 2))
             cancelled = squares < CANCELLATION * products.diagonal(dim1=1, dim2=2).sum(1)
         if bool(cancelled.any()):
@@ -170,12 +187,12 @@ class Conv(Term):
         return torch.stack(list(parts)).sum(0)
 
 
-_FORMING = frozenset({"compiled", "groups", "patches"})
+_FORMING = ("compiled", "patches", "groups")
 
 
 @functools.lru_cache(4096)
 def _cheapest(
-    source: Sizes, places: Sizes, geometry: Geometry, host: bool, among: frozenset[str] | None
+    source: Sizes, places: Sizes, geometry: Geometry, host: bool, among: tuple[str, ...] | None
 ) -> str:
     costs = _costs(source, places, geometry, host)
     return min(among or costs, key=lambda name: costs[name])
@@ -187,7 +204,7 @@ def _costs(source: Sizes, places: Sizes, geometry: Geometry, host: bool) -> dict
     k, t, s = (math.prod(x) for x in (geometry.kernel, places[2:], source[2:]))
     taps = c // geometry.groups * k
     work, formed = 2 * n * o * taps * t * _FLOP, n * o * taps
-    narrow = 2.5 if min(c // geometry.groups, o // geometry.groups) < 8 else 1
+    narrow = 4 if min(c // geometry.groups, o // geometry.groups) < 8 else 1
     seen = (2 if geometry.stride[-1] > 1 else 1) * _COPY * n * c * k * t  # apart: twice as slow
     costs = {
         "patches": work + seen * (k > 1) + _WRITE * formed + _CALL * n,
@@ -222,8 +239,16 @@ class ChannelBias(Term):
     def __init__(self, channel: int = 1) -> None:
         super().__init__(None)
         self.channel = channel + 1
+        self.sums: Tensor | None = None  # the gradients: from the weight of the same convolution
+
+    def rows(self, chosen: slice | Tensor) -> Self:
+        part = super().rows(chosen)
+        part.sums = None
+        return part
 
     def gradients(self, g: Tensor) -> Tensor:
+        if self.sums is not None:
+            return self.sums
         others = [d for d in range(1, g.dim()) if d != self.channel]
         return precise(g).sum(others)
 
@@ -238,16 +263,18 @@ def conv(
     groups: int = 1,
 ) -> Iterator[tuple[Tensor, Term]]:
     kernel = tuple(weight.shape[2:])
-    if input.dim() != len(kernel) + 3:
+    if input.dim() != len(kernel) + 3 or input.shape[2] != groups * weight.shape[1]:
         return
     strides, dilations = sizes(stride, kernel), sizes(dilation, kernel)
     if padding == "same":
         before = tuple(d * (k - 1) // 2 for d, k in zip(dilations, kernel, strict=True))
     else:
         before = sizes(0 if isinstance(padding, str) else padding, kernel)
-    yield weight, Conv(input, Geometry(kernel, strides, before, dilations, groups), bias)
-    if bias is not None:
-        yield bias, ChannelBias()
+    shift = None if bias is None else ChannelBias()
+    geometry = Geometry(kernel, strides, before, dilations, groups)
+    yield weight, Conv(input, geometry, bias, shift=shift)
+    if bias is not None and shift is not None:
+        yield bias, shift
 
 
 def _conv_transpose(
@@ -261,7 +288,7 @@ def _conv_transpose(
     dilation: int | Sizes = 1,
 ) -> Iterator[tuple[Tensor, Term]]:
     kernel = tuple(weight.shape[2:])
-    if input.dim() != len(kernel) + 3:
+    if input.dim() != len(kernel) + 3 or input.shape[2] != weight.shape[0]:
         return
     strides, before, dilations = (sizes(o, kernel) for o in (stride, padding, dilation))
     geometry = Geometry(kernel, strides, before, dilations, groups)
@@ -272,10 +299,8 @@ def _conv_transpose(
 
 def sizes(option: int | Sequence[int], kernel: Sizes) -> Sizes:
     """One number for each dimension of the kernel."""
-    if type(option) is tuple and len(option) == len(kernel):
-        return option
-    if isinstance(option, int):
-        return (option,) * len(kernel)
+    if not isinstance(option, Sequence):
+        return (int(option),) * len(kernel)
     return tuple(option) * (len(kernel) if len(option) == 1 else 1)
 
 

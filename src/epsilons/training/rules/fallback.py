@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epsilons.training.layout import Layout, examples_back, swapped, tensors_in
+from epsilons.training.layout import Layout, examples_back
 from epsilons.training.rules.registry import SCRATCH_BYTES, Term, UnsupportedLayer, precise
+from epsilons.training.trees import swapped, tensors_in
 
 
 class PerExample(Term):
@@ -141,7 +142,7 @@ def fallback(
 
 
 def _refuse_dropout(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **_: Any
+    query: Any, key: Any, value: Any, mask: Any = None, dropout_p: float = 0.0, *_: Any, **__: Any
 ) -> None:
     if dropout_p > 0:
         raise UnsupportedLayer(

@@ -1,8 +1,9 @@
 """Filter gradients of every image by compiled loops, in host memory.
 
 Libraries sum filter gradients over the batch, or take every image for a group or a matrix of its
-own and are slow on matrices so small. Here an image is held in the cache, padded such that a step
-of the filter is a step in memory; then four outputs and three taps at a time share what they read.
+own and are slow on matrices so small. Here an image is held in the cache with its channels last,
+where what a filter sees is a few vectors in a row: sums of four outputs by three vectors stay in
+registers while all places are gone through.
 """
 
 from __future__ import annotations
@@ -12,59 +13,71 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import prange
+from numba import prange, types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
 from epsilons.training.compiled import reordered, share_out
+from epsilons.training.rules import tiles
 from epsilons.training.rules.contractions import Geometry, Sizes
+from epsilons.training.rules.squares import square
+from epsilons.training.rules.tiles import FLOATS, LANES, WHOLES, turn
 
-_OUTPUTS, _TAPS = 4, 3  # as many sums as there are registers
-_LANES = 8  # places that a register holds
-_TILE = 1152  # places at a time: their rows stay in the first cache
+_OUTPUTS, _VECTORS = 4, 3  # of a tile: as many sums as there are registers
+_PLACES = 128  # in one chain of sums; so many chains are added in single precision,
+_STRETCH = 32 * _PLACES  # and what they come to in double precision
 
-# Nanoseconds on one core: a product, the sums of a block across registers, a copy.
-_PRODUCT, _BLOCK, _COPY = 1 / 42, 30.0, 0.5
+# Nanoseconds on one core: a product, what comes with a tile, a copy.
+_PRODUCT, _TILE, _COPY = 1 / 45, 12.0, 0.2
 
 _Floats = NDArray[Any]
 _Whole = NDArray[np.int64]
+_intrinsic: Any = intrinsic  # numba itself gives the first argument
 
-# What stands where no gradients, or no squared norms, are asked for.
-_NOT_FORMED, _NONE = np.empty((0, 0, 0, 0), np.float32), np.empty(0, np.float32)
-
-
-def filter_gradients(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
-    """Every image's gradient, (N, o, c, rows, columns), c being the channels of a group."""
-    groups, outputs, channels = geometry.groups, places.shape[1], source.shape[1]
-    found = source.new_empty(len(source), outputs, channels // groups, *geometry.kernel)
-    alone = len(source) * groups, outputs // groups, channels // groups
-    _run(source, places, geometry, found.numpy().reshape(*alone, math.prod(geometry.kernel)), _NONE)
-    return found
+_NOT_FORMED = np.empty((0, 0, 0), np.float32)  # what stands where no gradients are asked for
 
 
-def filter_squares(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
-    """Every image's squared gradient norm, (N,), without keeping a gradient."""
-    squares = source.new_empty(source.shape[0] * geometry.groups)
-    _run(source, places, geometry, _NOT_FORMED, squares.numpy())
-    return squares if geometry.groups == 1 else squares.view(len(source), geometry.groups).sum(1)
+def filter_gradients(
+    source: Tensor, places: Tensor, geometry: Geometry
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Every image's gradient, (N, o, c, rows, columns), squared norms (N,), and Σ places (N, o).
+
+    c is the channels of a group; in memory they come last.
+    """
+    groups, outputs, channels = geometry.groups, places.shape[1], source.shape[1] // geometry.groups
+    found = source.new_empty(len(source), outputs, *geometry.kernel, channels)
+    alone = len(source) * groups, outputs // groups, channels * math.prod(geometry.kernel)
+    squares, totals = _run(source, places, geometry, found.numpy().reshape(alone))
+    return found.permute(0, 1, 4, 2, 3), squares, totals
+
+
+def filter_squares(source: Tensor, places: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """Every image's squared gradient norm, (N,), and Σ places (N, o); no gradient is kept."""
+    return _run(source, places, geometry, _NOT_FORMED)
 
 
 def filter_cost(source: Sizes, places: Sizes, geometry: Geometry) -> float:
     """Nanoseconds that an image takes on one core, for shapes (c, …) and (o, …)."""
-    walk = _walk(source[1:], places[1:], geometry)
     channels, outputs = source[0] // geometry.groups, places[0] // geometry.groups
-    blocks = -(-outputs // _OUTPUTS) * channels * -(-len(walk.taps) // _TAPS)
-    sums = blocks * (_OUTPUTS * _TAPS * walk.run * _PRODUCT + -(-walk.run // _TILE) * _BLOCK)
-    copied = channels * walk.down * walk.across * walk.length + outputs * walk.run
-    return geometry.groups * (sums + _COPY * copied)
+    runs, length = _runs(channels, geometry)
+    count, vectors = math.prod(places[1:]), runs * -(-length // LANES)
+    number = -(-outputs // _OUTPUTS) * -(-vectors // _VECTORS)
+    each = _OUTPUTS * _VECTORS * LANES * count * _PRODUCT + -(-count // _PLACES) * _TILE
+    copied = channels * math.prod(source[1:]) + outputs * count
+    return geometry.groups * (number * each + _COPY * copied)
 
 
 def _run(
-    source: Tensor, places: Tensor, geometry: Geometry, found: _Floats, squares: _Floats
-) -> None:
-    images, its = (_by_group(t, geometry.groups) for t in (source, places))
-    walk = _walk(source.shape[2:], places.shape[2:], geometry)
-    share_out(len(images), _some, _at_once, images, its, walk, found, squares)
+    source: Tensor, places: Tensor, geometry: Geometry, found: _Floats
+) -> tuple[Tensor, Tensor]:
+    groups = geometry.groups
+    images, its = (_by_group(t, groups) for t in (source, places))
+    walk = _walk(images.shape[1], places.shape[2:], geometry)
+    squares, totals = source.new_empty(len(images)), places.new_empty(places.shape[:2])
+    results = squares.numpy(), totals.numpy().reshape(its.shape[:2])
+    share_out(len(images), _some, _at_once, images, its, walk, found, *results)
+    return squares if groups == 1 else squares.view(-1, groups).sum(1), totals
 
 
 def _by_group(images: Tensor, groups: int) -> _Floats:
@@ -76,59 +89,71 @@ def _by_group(images: Tensor, groups: int) -> _Floats:
 
 
 class _Walk(NamedTuple):
-    """How a padded channel lies in memory, and where in it each tap of the filter begins.
+    """How a padded image lies in memory, channels last, and where a filter looks in it."""
 
-    A channel is split by the stride's phases, so that neighbouring places of a tap are neighbours.
-    With stride 1 the zeros right of a line also stand left of the next one. The width is odd: else
-    a lane of a register would see the same few columns of every line, and where neighbours differ
-    in sign its sum would grow large before the lanes cancel.
-    """
-
-    down: int  # the strides
-    across: int
     above: int  # the padding
     left: int
     lines: int
     width: int
-    run: int  # what lies between the first and the last place, and zeros to fill registers
-    length: int  # of a phase of a channel
-    taps: _Whole
+    pitch: int  # from one pixel to the next
+    begins: _Whole  # where each place begins
+    vectors: _Whole  # where each vector of a filter begins, from there
+    filled: _Whole  # how many of its lanes are of the filter
 
 
-@functools.lru_cache(4096)
-def _walk(size: Sizes, out: Sizes, geometry: Geometry) -> _Walk:
-    kernel, stride, before, dilation, _ = geometry
-    reach = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
-    lines, width = (t + r // s for t, r, s in zip(out, reach, stride, strict=True))
-    if stride[1] == 1:
-        after = out[1] + reach[1] - before[1] - size[1]
-        width = max(out[1], width - max(0, min(before[1], after)))
-    width += 1 - width % 2
-    run = _full(out[0] * width)
-    length = _full(run + (reach[0] // stride[0]) * width + reach[1] // stride[1])
-    taps = []
-    for row, column in np.ndindex(*kernel):
-        line, lower = divmod(row * dilation[0], stride[0])
-        place, later = divmod(column * dilation[1], stride[1])
-        taps.append((lower * stride[1] + later) * length + line * width + place)
-    (down, across), (above, left) = stride, before
-    return _Walk(down, across, above, left, lines, width, run, length, np.array(taps))
+@functools.lru_cache(256)
+def _walk(channels: int, out: Sizes, geometry: Geometry) -> _Walk:
+    (tall, wide), (down, across), (above, left), (dy, dx), _ = geometry
+    lines = (out[0] - 1) * down + (tall - 1) * dy + 1
+    width = (out[1] - 1) * across + (wide - 1) * dx + 1
+    pitch = _pitch(channels)
+    runs, length = _runs(channels, geometry)
+    rows, columns = (pitch * np.arange(size) for size in out)
+    begins = (rows[:, None] * (down * width) + columns * across).reshape(-1)
+    steps = [
+        (row * dy * width + run * dx) * pitch + lane
+        for row in range(tall)
+        for run in range(runs // tall)
+        for lane in range(0, length, LANES)
+    ]
+    filled = [min(LANES, length - lane) for lane in range(0, length, LANES)] * runs
+    return _Walk(above, left, lines, width, pitch, begins, np.array(steps), np.array(filled))
 
 
-def _full(count: int) -> int:
-    return -(-count // _LANES) * _LANES
+def _runs(channels: int, geometry: Geometry) -> tuple[int, int]:
+    """How many runs of numbers a filter sees in an image with its channels last; how long each is.
+
+    A tap is a run; few channels are put together for all taps of a line.
+    """
+    (tall, wide), dilation = geometry.kernel, geometry.dilation
+    if channels % LANES and dilation[1] == 1:
+        return tall, wide * channels
+    return tall * wide, channels
+
+
+@reordered()
+def _pitch(numbers: int) -> int:
+    """How far apart pixels of so many numbers lie: a power of two would put all of them into the
+    same few lines of the cache."""
+    return numbers + LANES if numbers % (4 * LANES) == 0 else numbers
 
 
 @reordered(parallel=True)
 def _at_once(
-    threads: int, images: _Floats, places: _Floats, walk: _Walk, found: _Floats, squares: _Floats
+    threads: int,
+    images: _Floats,
+    places: _Floats,
+    walk: _Walk,
+    found: _Floats,
+    squares: _Floats,
+    totals: _Floats,
 ) -> None:
-    down, across, above, left, lines, width, run, length, taps = walk
+    above, left, lines, width, pitch, begins, steps, filled = walk
     n = len(images)
     for t in prange(threads):
         # Numbers and arrays reach a thread, but no tuple of them.
-        its = _Walk(down, across, above, left, lines, width, run, length, taps)
-        _some(t * n // threads, (t + 1) * n // threads, images, places, its, found, squares)
+        its = _Walk(above, left, lines, width, pitch, begins, steps, filled)
+        _some(t * n // threads, (t + 1) * n // threads, images, places, its, found, squares, totals)
 
 
 @reordered()
@@ -140,112 +165,173 @@ def _some(
     walk: _Walk,
     found: _Floats,
     squares: _Floats,
+    totals: _Floats,
 ) -> None:
-    """Gradients go to `found`, squared norms to `squares`: to neither if it is empty."""
-    channels, outputs, taps = images.shape[1], places.shape[1], len(walk.taps)
-    begins = np.full(taps + -taps % _TAPS, walk.taps[-1])  # a last block is filled up
-    begins[:taps] = walk.taps
-    x = np.zeros((channels, walk.down * walk.across * walk.length), images.dtype)
-    g = np.zeros((outputs + -outputs % _OUTPUTS, walk.run), images.dtype)
-    sums = np.empty((len(g), channels, len(begins)), images.dtype)
+    """Gradients go to `found`, unless it is empty."""
+    outputs, count = places.shape[1], len(walk.begins)
+    padded = outputs + -outputs % _OUTPUTS
+    steps = np.full(len(walk.vectors) + -len(walk.vectors) % _VECTORS, walk.vectors[-1])
+    steps[: len(walk.vectors)] = walk.vectors  # a last tile is filled up
+    width = LANES * len(steps)
+    x = np.zeros(walk.lines * walk.width * walk.pitch + LANES, images.dtype)
+    pitch = _pitch(padded)
+    g = np.zeros(count * pitch, images.dtype)
+    whole = outputs % _OUTPUTS == 0 and width == found.shape[2]
+    sums = np.empty(0 if whole else padded * width, images.dtype)
     for i in range(first, last):
-        _spread(images[i], walk, x)
-        _spread_places(places[i], walk, g)
-        sums[:] = 0
-        for start in range(0, walk.run, _TILE):
-            _contract(x, g, start, min(start + _TILE, walk.run), begins, sums)
-        sums[:, :, taps:] = 0
-        if len(squares) > 0:
-            squares[i] = _square(sums[:outputs].reshape(outputs, -1))
-        if len(found) > 0:
-            found[i] = sums[:outputs, :, :taps]
+        _channels_last(images[i], walk.above, walk.left, walk.lines, walk.width, walk.pitch, x)
+        _channels_last(places[i].reshape(outputs, 1, count), 0, 0, 1, count, pitch, g)
+        _add_up(places[i].reshape(outputs, count), totals[i])
+        target = found[i].reshape(-1) if whole else sums
+        if count <= _STRETCH:
+            _contract(x, g, pitch, walk.begins, 0, count, steps, target)
+        else:
+            _contract_at_length(x, g, pitch, walk.begins, steps, target)
+        rows = target.reshape(-1, width)[:outputs]
+        _clear(rows, walk.filled)
+        squares[i] = square(rows.reshape(-1))
+        if not whole and len(found) > 0:
+            _gather(rows, walk.filled, found[i])
 
 
 @reordered()
-def _spread(image: _Floats, walk: _Walk, x: _Floats) -> None:
-    """Write an image's channels where the taps look for them; the padding already is zero."""
+def _channels_last(
+    image: _Floats, above: int, left: int, lines: int, width: int, pitch: int, x: _Floats
+) -> None:
+    """Write an image where it is looked for, its channels side by side; padding stays zero."""
     channels, height, wide = image.shape
-    for above in range(walk.down):
-        for left in range(walk.across):
-            shift = left - walk.left
-            begin = (above * walk.across + left) * walk.length
-            first = max(0, -(shift // walk.across))
-            last = min(walk.width, (wide - 1 - shift) // walk.across + 1)
-            for line in range(walk.lines):
-                row = line * walk.down + above - walk.above
-                if 0 <= row < height:
-                    for c in range(channels):
-                        target = x[c, begin + line * walk.width + first :]
-                        seen = image[c, row, first * walk.across + shift :]
-                        if walk.across == 1:  # the loop that compilers do well
-                            for i in range(last - first):
-                                target[i] = seen[i]
-                        else:
-                            for i in range(last - first):
-                                target[i] = seen[i * walk.across]
+    flat, first, last = image.reshape(-1), max(0, left), min(width, wide + left)
+    together = channels - channels % LANES if last - first >= LANES else 0
+    for line in range(max(0, above), min(lines, height + above)):
+        seen, target = (line - above) * wide - left, line * width * pitch
+        for c in range(0, together, LANES):
+            for column in range(first, last, LANES):
+                at = min(column, last - LANES)
+                start = c * height * wide + seen + at
+                turn(flat, start, height * wide, x, target + at * pitch + c, pitch)
+        for c in range(together, channels):
+            for column in range(first, last):
+                x[target + column * pitch + c] = flat[c * height * wide + seen + column]
 
 
 @reordered()
-def _spread_places(places: _Floats, walk: _Walk, g: _Floats) -> None:
-    """The same for what came back to the places."""
-    outputs, rows, columns = places.shape
-    for o in range(outputs):
-        for row in range(rows):
-            target, seen = g[o, row * walk.width :], places[o, row]
-            for column in range(columns):
-                target[column] = seen[column]
+def _add_up(places: _Floats, total: _Floats) -> None:
+    """Σ_t of every row, some places at a time."""
+    for o in range(len(places)):
+        row, whole = places[o], 0.0
+        for start in range(0, len(row), LANES * _PLACES):
+            some = row[start : start + LANES * _PLACES]
+            part = places.dtype.type(0)
+            for t in range(len(some)):
+                part += some[t]
+            whole += part
+        total[o] = whole
 
 
 @reordered()
-def _contract(x: _Floats, g: _Floats, first: int, last: int, taps: _Whole, sums: _Floats) -> None:
-    """Add Σ_p g_op · x_c,p+tap over the places p from first to last, for all o, c and taps."""
-    zero = x.dtype.type(0)
-    for o in range(0, len(g), _OUTPUTS):
-        g0, g1, g2, g3 = (
-            g[o, first:last],
-            g[o + 1, first:last],
-            g[o + 2, first:last],
-            g[o + 3, first:last],
+def _contract_at_length(
+    x: _Floats, g: _Floats, pitch: int, begins: _Whole, steps: _Whole, sums: _Floats
+) -> None:
+    total = np.zeros(len(sums))
+    for first in range(0, len(begins), _STRETCH):
+        _contract(x, g, pitch, begins, first, min(first + _STRETCH, len(begins)), steps, sums)
+        total += sums
+    sums[:] = total
+
+
+@reordered()
+def _contract(
+    x: _Floats,
+    g: _Floats,
+    pitch: int,
+    begins: _Whole,
+    first: int,
+    last: int,
+    steps: _Whole,
+    sums: _Floats,
+) -> None:
+    """Σ_t g_ot · x_(t + step) over places t from first to last, for all outputs o and vectors."""
+    width = LANES * len(steps)
+    for start in range(first, last, _PLACES):
+        some = min(_PLACES, last - start)
+        for v in range(0, len(steps), _VECTORS):
+            for o in range(0, len(sums) // width, _OUTPUTS):
+                _tile(
+                    g, start * pitch + o, pitch, x, begins, start, some,
+                    steps[v], steps[v + 1], steps[v + 2], start == first,
+                    sums, o * width + v * LANES, width,
+                )  # fmt: skip
+
+
+@_intrinsic
+def _tile(
+    typing: Any,
+    left: Any,
+    at: Any,
+    pitch: Any,
+    right: Any,
+    begins: Any,
+    first: Any,
+    count: Any,
+    one: Any,
+    two: Any,
+    three: Any,
+    fresh: Any,
+    sums: Any,
+    to: Any,
+    stride: Any,
+) -> Any:
+    """sums[to + r·stride + v·lanes :] = Σ_t left[at + t·pitch + r] · right[begins[t] + step_v :].
+
+    By vectors, over `count` places t from `first`; added to what is there unless it is `fresh`.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        left, at, pitch, right, begins, first, count, one, two, three, fresh, sums, to, stride = (
+            args
         )
-        for c in range(len(x)):
-            for tap in range(0, len(taps), _TAPS):
-                a = x[c, first + taps[tap] :]
-                b = x[c, first + taps[tap + 1] :]
-                d = x[c, first + taps[tap + 2] :]
-                a0 = b0 = d0 = a1 = b1 = d1 = a2 = b2 = d2 = a3 = b3 = d3 = zero
-                for p in range(last - first):
-                    a0 += g0[p] * a[p]
-                    b0 += g0[p] * b[p]
-                    d0 += g0[p] * d[p]
-                    a1 += g1[p] * a[p]
-                    b1 += g1[p] * b[p]
-                    d1 += g1[p] * d[p]
-                    a2 += g2[p] * a[p]
-                    b2 += g2[p] * b[p]
-                    d2 += g2[p] * d[p]
-                    a3 += g3[p] * a[p]
-                    b3 += g3[p] * b[p]
-                    d3 += g3[p] * d[p]
-                _add(sums[o, c, tap:], a0, b0, d0)
-                _add(sums[o + 1, c, tap:], a1, b1, d1)
-                _add(sums[o + 2, c, tap:], a2, b2, d2)
-                _add(sums[o + 3, c, tap:], a3, b3, d3)
+        g = tiles.address(context, builder, FLOATS, left, at)
+        x = [tiles.address(context, builder, FLOATS, right, step) for step in (one, two, three)]
+        place = tiles.address(context, builder, WHOLES, begins, first)
+        out = tiles.address(context, builder, FLOATS, sums, to)
+
+        def number(t: Any, r: int) -> Any:
+            return builder.load(tiles.moved(builder, g, t, pitch, r))
+
+        def seen(t: Any) -> list[Any]:
+            begin = builder.load(builder.gep(place, [t]))
+            return [tiles.load(builder, builder.gep(step, [begin])) for step in x]
+
+        totals = tiles.accumulated(builder, count, _OUTPUTS, _VECTORS, number, seen)
+        for r, row in enumerate(totals):
+            for v, value in enumerate(row):
+                where = tiles.moved(builder, out, tiles.whole(r), stride, v * LANES)
+                before = builder.select(fresh, tiles.ZERO, tiles.load(builder, where))
+                tiles.store(builder, builder.fadd(before, value), where)
+        return context.get_dummy_value()
+
+    n = types.int64
+    signature = types.void(
+        FLOATS, n, n, FLOATS, WHOLES, n, n, n, n, n, types.boolean, FLOATS, n, n
+    )  # fmt: skip
+    return signature, generate
 
 
 @reordered()
-def _add(sums: _Floats, a: Any, b: Any, d: Any) -> None:
-    sums[0] += a
-    sums[1] += b
-    sums[2] += d
+def _clear(rows: _Floats, filled: _Whole) -> None:
+    """Set to zero what is no part of a filter."""
+    rows[:, LANES * len(filled) :] = 0
+    for v in range(len(filled)):
+        if filled[v] < LANES:
+            rows[:, LANES * v + filled[v] : LANES * (v + 1)] = 0
 
 
 @reordered()
-def _square(values: _Floats) -> float:
-    """Σ values², row by row: one long sum in single precision would come out too small."""
-    total = 0.0
-    for row in range(len(values)):
-        part = values.dtype.type(0)
-        for i in range(values.shape[1]):
-            part += values[row, i] * values[row, i]
-        total += part
-    return total
+def _gather(rows: _Floats, filled: _Whole, found: _Floats) -> None:
+    """Put what is of the filters side by side."""
+    for o in range(len(rows)):
+        at = 0
+        for v in range(len(filled)):
+            for lane in range(filled[v]):
+                found[o, at] = rows[o, LANES * v + lane]
+                at += 1

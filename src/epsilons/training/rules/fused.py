@@ -6,6 +6,7 @@ linear maps and convolutions hand what came back to their rules.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epsilons.training.rules.contractions import Geometry
+from epsilons.training.rules.contractions import Geometry, Sizes
 from epsilons.training.rules.conv import ChannelBias, Conv, conv, sizes
 from epsilons.training.rules.linear import linear
 from epsilons.training.rules.normalisation import group_norm, layer_norm
@@ -170,7 +171,8 @@ class _LayerNorm(Node):
 
 
 def _linear(interception: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    if not _applies(interception, input, weight, bias) or input.dim() < 2:
+    matrices = input.dim() >= 2 and weight.dim() == 2
+    if not matrices or not _applies(interception, input, weight, bias):
         return NotImplemented
     w, b = _values(weight, bias)
     deliver = _by_rule(interception, (weight, bias), "linear", lambda x: linear(x, w, b))
@@ -190,17 +192,29 @@ def _conv2d(
     plain = not isinstance(padding, str) and not interception.is_derived(weight)
     if not plain or not _applies(interception, input, weight, bias) or input.dim() != 4:
         return NotImplemented
-    kernel = weight.shape[2:]
-    options = sizes(stride, kernel), sizes(padding, kernel), sizes(dilation, kernel), groups
-    geometry = Geometry(kernel, *options)
+    geometry = _geometry(
+        weight.shape[2:], _hashed(stride), _hashed(padding), _hashed(dilation), groups
+    )
+    options = geometry[1:]
 
     def terms(x: Tensor) -> Iterable[tuple[Any, Term]]:
-        yield weight, Conv(x, geometry)
-        if bias is not None:
-            yield bias, ChannelBias(channel=0)
+        shift = None if bias is None else ChannelBias(channel=0)
+        yield weight, Conv(x, geometry, shift=shift)
+        if shift is not None:
+            yield bias, shift
 
     deliver = _by_rule(interception, (weight, bias), "conv2d", terms)
     return _rows(interception, _Conv2d, input, *_values(weight, bias), options, deliver)
+
+
+@functools.lru_cache(4096)
+def _geometry(kernel: Sizes, stride: Any, padding: Any, dilation: Any, groups: int) -> Geometry:
+    stride, padding, dilation = (sizes(option, kernel) for option in (stride, padding, dilation))
+    return Geometry(tuple(kernel), stride, padding, dilation, groups)
+
+
+def _hashed(option: Any) -> Any:
+    return tuple(option) if type(option) is list else option
 
 
 def _by_rule(

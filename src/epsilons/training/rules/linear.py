@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from epsilons.training.compiled import compilable
+from epsilons.training.rules.contractions import gram, summed_products
 from epsilons.training.rules.outer import MOST_PLACES, outer_sums
-from epsilons.training.rules.pairs import pair_sums
+from epsilons.training.rules.pairs import MOST_NUMBERS, pair_sums
 from epsilons.training.rules.registry import (
     Formed,
     Known,
@@ -48,7 +49,8 @@ class Linear(Term):
 
     def gradients(self, g: Tensor) -> Tensor:
         a, g = self.operands(g)
-        return torch.bmm(a.mT, g) if self.transposed else torch.bmm(g.mT, a)
+        left, right = (a, g) if self.transposed else (g, a)
+        return summed_products(left.mT, right.mT)
 
     def formed(self, g: Tensor) -> tuple[Term, Tensor]:
         a, rows = self.operands(g)
@@ -76,7 +78,7 @@ class Linear(Term):
         if _forms(a, g):
             parts = chunks(len(g), 4 * a.shape[2] * g.shape[2])
             return torch.cat([_formed(a[rows], g[rows]) for rows in parts])
-        scratch = 0 if compilable(a) and compilable(g) else 8 * a.shape[1] ** 2
+        scratch = 0 if _paired(a, g) else 8 * a.shape[1] ** 2
         parts = chunks(a.shape[0], scratch)
         if len(parts) <= 1:
             squares, sums = _gram(a, g)
@@ -109,7 +111,7 @@ def _sequences(rows: Tensor) -> Tensor:
 def _forms(a: Tensor, g: Tensor) -> bool:
     """Whether forming costs less than products of pairs of places."""
     places, formed = a.shape[1], a.shape[2] * g.shape[2]
-    if compilable(a) and compilable(g):  # half of the products, and nothing is written
+    if _paired(a, g):  # half of the products, and nothing is written
         return places > 1 and places * (a.shape[2] + g.shape[2]) > 1.5 * formed
     return places > 1 and 2 * places**2 > formed
 
@@ -119,16 +121,21 @@ def _tiled(a: Tensor, g: Tensor) -> bool:
     return 1 < a.shape[1] <= MOST_PLACES and compilable(a) and compilable(g)
 
 
+def _paired(a: Tensor, g: Tensor) -> bool:
+    """Whether products of pairs of places are a compiled loop's to sum."""
+    return max(a.shape[2], g.shape[2]) <= MOST_NUMBERS and compilable(a) and compilable(g)
+
+
 def _formed(a: Tensor, g: Tensor) -> Tensor:
-    return outer_sums(a, g)[1] if _tiled(a, g) else square_norms(torch.bmm(g.mT, a))
+    return outer_sums(a, g)[1] if _tiled(a, g) else square_norms(summed_products(g.mT, a.mT))
 
 
 def _gram(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Squared norms of Σ_t g_t a_tᵀ and of Σ_t g_t, which the same products hold."""
-    if compilable(a) and compilable(g):
+    if _paired(a, g):
         squares, sums, cancelled = pair_sums(a, g, CANCELLATION)
     else:
-        aa, gg = torch.bmm(a, a.mT), torch.bmm(g, g.mT)
+        aa, gg = gram(a), gram(g)
         products = aa.mul_(gg)
         squares, sums = products.sum((1, 2)), gg.sum((1, 2))
         terms, lengths = (p.diagonal(dim1=1, dim2=2).sum(1) for p in (products, gg))
@@ -183,6 +190,8 @@ def summed_to(g: Tensor, shape: torch.Size) -> Tensor:
 def linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Term]]:
+    if weight.dim() != 2:
+        return
     if bias is None:
         yield weight, Linear(input)
         return

@@ -66,8 +66,9 @@ def group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Iterator[tuple[Any, Term]]:
-    yield weight, ChannelScale(input, num_groups, eps)
-    yield bias, ChannelBias()
+    if _by_channel(input, weight, bias):
+        yield weight, ChannelScale(input, num_groups, eps)
+        yield bias, ChannelBias()
 
 
 @norm_rule(F.instance_norm)
@@ -81,9 +82,14 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Iterator[tuple[Any, Term]]:
-    if use_input_stats:
+    if use_input_stats and _by_channel(input, weight, bias):
         yield weight, ChannelScale(input, input.shape[2], eps)
         yield bias, ChannelBias()
+
+
+def _by_channel(input: Tensor, *weights: Tensor | None) -> bool:
+    """Whether the channels are an example's own, and not those of a whole batch side by side."""
+    return all(w is None or w.numel() == input.shape[2] for w in weights)
 
 
 @norm_rule(F.layer_norm)

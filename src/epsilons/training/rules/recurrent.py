@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epsilons.training.layout import Layout
 from epsilons.training.rules.registry import UnsupportedLayer
 
 State = tuple[Tensor, ...]
@@ -56,7 +55,7 @@ def layer(step: Step, states: int) -> Callable[..., Any]:
         input, hx, weights, has_biases, layers, dropout, train, bidirectional, batch_first = args
         state = tuple(hx) if states > 1 else (hx,)
         for part in state:
-            mode.note(part, Layout(1))
+            mode.note(part, 1, input)
         with mode:
             x = input.transpose(0, 1) if batch_first else input
             directions = 2 if bidirectional else 1

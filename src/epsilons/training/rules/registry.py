@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from epsilons.training.compiled import compilable
 from epsilons.training.rules.squares import PIECE, row_squares
 
+HALF = frozenset({torch.float16, torch.bfloat16})
 SCRATCH_BYTES = 2**23  # what one operation may hold beside its operands
 
 
@@ -116,7 +118,13 @@ def norm_rule(
 
 def precise(tensor: Tensor) -> Tensor:
     """The tensor in single precision or better: half precision is too coarse to sum in."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+    return tensor.float() if tensor.dtype in HALF else tensor
+
+
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Have operations run in the types of their operands; costs nothing where they do anyway."""
+    on = torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if on else nullcontext()
 
 
 def square_norms(gradients: Tensor) -> Tensor:
@@ -125,7 +133,7 @@ def square_norms(gradients: Tensor) -> Tensor:
     Torch takes a norm by one long sum, which in single precision comes out too small: by 1e-5 for
     a million numbers, by 1e-3 for twenty million.
     """
-    rows = gradients
+    rows, _ = _as_in_memory(gradients)
     if rows.dim() != 2:
         rows = rows.reshape(rows.shape[0], rows.shape[1:].numel())
     if rows.shape[1] <= PIECE:
@@ -144,8 +152,22 @@ def _short_squares(rows: Tensor) -> Tensor:
 
 def weighted(gradients: Tensor, factors: Tensor) -> Tensor:
     """Σ_i factors_i · gradients_i."""
-    count, *shape = gradients.shape
-    return (factors.to(gradients.dtype) @ gradients.reshape(count, math.prod(shape))).view(shape)
+    rows, back = _as_in_memory(gradients)
+    count, *shape = rows.shape
+    total = (factors.to(rows.dtype) @ rows.reshape(count, math.prod(shape))).view(shape)
+    return total if back is None else total.permute(back).contiguous()
+
+
+def _as_in_memory(gradients: Tensor) -> tuple[Tensor, list[int] | None]:
+    """Gradients with dimensions in the order that they have in memory, not to be copied there.
+
+    And the order that puts the dimensions of one gradient back; None if it is theirs.
+    """
+    if gradients.is_contiguous():
+        return gradients, None
+    order = sorted(range(1, gradients.dim()), key=gradients.stride, reverse=True)
+    back = [order.index(d) for d in range(1, gradients.dim())]
+    return gradients.permute(0, *order), back
 
 
 def chunks(count: int, bytes_each: int) -> list[slice]:

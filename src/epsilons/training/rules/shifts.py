@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from epsilons.training.compiled import reordered, share_out
-from epsilons.training.rules.contractions import Geometry
+from epsilons.training.rules.contractions import Geometry, gram
 
 _Floats = NDArray[Any]
 _Flags = NDArray[np.bool_]
@@ -44,8 +44,7 @@ def shifted_squares(
 
 
 def _products(images: Tensor) -> _Floats:
-    flat = images.flatten(2)
-    found: _Floats = torch.bmm(flat.mT, flat).numpy()
+    found: _Floats = gram(images.flatten(2).mT).numpy()
     return found
 
 

@@ -37,11 +37,17 @@ def _at_once(threads: int, rows: _Floats, squares: _Floats) -> None:
 @reordered()
 def _some(first: int, last: int, rows: _Floats, squares: _Floats) -> None:
     for i in range(first, last):
-        total = 0.0
-        for start in range(0, rows.shape[1], PIECE):
-            piece = rows[i, start : start + PIECE]
-            part = rows.dtype.type(0)
-            for j in range(len(piece)):
-                part += piece[j] * piece[j]
-            total += part
-        squares[i] = total
+        squares[i] = square(rows[i])
+
+
+@reordered()
+def square(numbers: _Floats) -> float:
+    """Σ numbers², for compiled loops."""
+    total = 0.0
+    for start in range(0, len(numbers), PIECE):
+        piece = numbers[start : start + PIECE]
+        part = numbers.dtype.type(0)
+        for j in range(len(piece)):
+            part += piece[j] * piece[j]
+        total += part
+    return total
