@@ -78,7 +78,7 @@ def main() -> None:
     facts = {
         "clipping": given.clipping,
         "test accuracy": float(run.test.correct.mean()),
-        "worst case": run.plan.worst_case(),
+        "worst case": run.journal.worst_case(),
         "noise multiplier": run.plan.noise_multiplier,
         "minutes": minutes,
         "share of time on accounting": spent["refresh"] / (spent["refresh"] + spent["step"]),

@@ -30,7 +30,7 @@ ALLOWED = {
     "release": RUNS,
     "data": RUNS,
     "models": set(),
-    "report": RUNS | {"analysis"},
+    "report": RUNS | {"analysis", "release"},
     "integrations": RUNS | {"training"},
     "settings": ACCOUNTING,
     "job": RUNS | {"training", "data", "models", "settings", "release"},

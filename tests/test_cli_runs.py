@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -31,6 +32,9 @@ steps = 12
 refresh_every = 4
 seed = 3
 """
+
+
+PLAN = ["plan", "--n", "1000", "--batch-size", "100", "--epsilon", "2"]
 
 
 class Shown(NamedTuple):
@@ -91,6 +95,47 @@ def test_verify_holds_and_then_finds_a_change(folder, typed):
     assert "is not the file that was sealed" in shown.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["owner", "5"], ["export", "--to", "x"], ["report"], ["report", "--public"], ["publish"],
+     ["groups"], ["compare", "done"], ["status"], ["verify"]],
+)  # fmt: skip
+@pytest.mark.parametrize("what", ["norms", "plan"])
+def test_a_changed_run_hands_out_no_figures(folder, typed, what, arguments):
+    run = folder / "forged"
+    subprocess.run(["rm", "-rf", run], check=True)
+    subprocess.run(["cp", "-r", folder / "done", run], check=True)
+    if what == "norms":
+        with sqlite3.connect(run / "private/journal.sqlite") as journal:
+            journal.execute("UPDATE entry SET norms = zeroblob(11496) WHERE kind = 'refresh'")
+        journal.close()
+    else:
+        plan = run / "public/plan.json"
+        plan.write_text(
+            plan.read_text().replace('noise_multiplier": 2.0', 'noise_multiplier": 9.0')
+        )
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    shown = typed(arguments[0], "forged", *arguments[1:])
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert ("plan.json differs" if what == "plan" else "was sealed") in shown.stderr
+    assert len(shown.stderr.strip().splitlines()) == 1
+    assert before == {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+
+
+def test_status_counts_what_was_charged_again(folder, typed):
+    done = Run.open(folder / "done")
+    back = Run.create(folder / "back", done.plan, done.examples)
+    back.journal.charge(0, 3)
+    back.journal.restart(2)
+    back.publish_plan()
+    back.journal.charge(2, 3)
+    shown = typed("status", "back").stdout
+    so_far, end = (back.journal.worst_case(until=t) for t in (None, 8))
+    assert "4 of 8 charged, and 2 more that were repeated" in shown
+    assert f"ε = {so_far:.3f} at δ = 0.0001 so far; at the end {end:.3f}" in shown
+    assert end > done.plan.worst_case()
+
+
 def test_export_writes_a_private_table(folder, typed):
     shown = typed("export", "done", "--to", "eps.parquet")
     assert shown.returncode == 0
@@ -110,7 +155,12 @@ def test_export_writes_a_private_table(folder, typed):
         (["train", "run.toml"], "--out"),
         (["resume", "done"], "is finished"),
         (["status", "."], "is not a run folder"),
-        (["export", "done", "--to", "no/such/place.parquet"], "No such file"),
+        (["export", "done", "--to", "no/such/place.parquet"], "such/place.parquet"),
+        (["train", "run.toml", "--out", "run.toml"], "run.toml is a file; give a new folder"),
+        (["train", "run.toml", "device=foo", "--out", "x"], "device='foo' can't be used here"),
+        (["train", "run.toml", "device=cuda:99", "--out", "x"], "device='cuda:99' can't be used"),
+        ([*PLAN, "--epochs", "0", "--delta", "1e-5"], "--epochs 0 is not one step"),
+        ([*PLAN, "--epochs", "0.05", "--delta", "1e-5"], "expected at least 0.1"),
     ],
 )
 def test_wrong_use_is_one_sentence(typed, arguments, sentence):
@@ -118,6 +168,53 @@ def test_wrong_use_is_one_sentence(typed, arguments, sentence):
     assert shown.returncode == 2
     assert sentence in shown.stderr
     assert "Traceback" not in shown.stderr
+    assert not Path("x").exists()
+
+
+@pytest.mark.parametrize(
+    ("half", "verbs"),
+    [
+        ("private/examples.npz", (["report"], ["owner", "3"], ["export"], ["groups"])),
+        ("private/test.npz", (["report"], ["attack"])),
+        ("public/plan.json", (["report"], ["report", "--public"])),
+    ],
+)
+def test_half_a_file_is_named(folder, typed, half, verbs, tmp_path):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(folder / "done", damaged)
+    content = (damaged / half).read_bytes()
+    (damaged / half).write_bytes(content[: len(content) // 2])
+    for verb, *more in verbs:
+        options = ["--to", tmp_path / "eps.parquet"] if verb == "export" else []
+        shown = typed(verb, str(damaged), *more, *map(str, options))
+        assert shown.returncode == 2
+        assert f"{damaged / half} is damaged" in shown.stderr
+
+
+def test_a_delta_that_is_no_promise_is_said(folder, typed):
+    plan = [*PLAN, "--epochs", "3", "--delta"]
+    assert "is not below 1/n = 0.001" in typed(*plan, "0.001").stderr
+    assert "1/n" not in typed(*plan, "0.0009").stderr
+    shown = typed("train", "run.toml", "delta=0.5", "steps=2", "--out", "loose")
+    assert "0.5 is not below 1/n" in shown.stderr
+    np.save(folder / "norms.npy", np.ones((1, 50)))
+    account = ["account", "norms.npy", "--steps", "1", "--sample-rate", "0.1", "--noise-std", "1"]
+    assert "1/n = 0.02" in typed(*account, "--max-grad-norm", "1", "--delta", "0.02").stderr
+
+
+def test_exact_figures_are_marked_private(typed):
+    assert re.search(r"private +.*curator", typed("train", "run.toml", "--out", "marked").stdout)
+
+
+def test_next_to_no_noise_is_no_promise(folder, typed):
+    np.save(folder / "norms.npy", np.ones((1, 50)))
+    shown = typed(
+        "account", "norms.npy", "--steps", "1", "--sample-rate", "0.1", "--noise-std", "1e-200",
+        "--max-grad-norm", "1", "--delta", "1e-5",
+    )  # fmt: skip
+    assert shown.returncode == 0
+    assert "worst case      ε = inf" in shown.stdout
+    assert "private" in shown.stdout
 
 
 def test_help_says_who_may_read_the_output():

@@ -49,3 +49,15 @@ def test_printing_shows_no_individual():
 def test_columns_that_do_not_fit_are_refused(columns, sentence):
     with pytest.raises(ValueError, match=sentence):
         Examples(**columns)
+
+
+def test_a_missing_or_damaged_file_is_named(tmp_path):
+    file = tmp_path / "examples.npz"
+    with pytest.raises(ValueError, match=r"examples\.npz is not there; put it back"):
+        Examples.load(file)
+    Examples(ids=np.arange(90), groups={"sex": ["F", "M", "F"] * 30}).save(file)
+    content, ids = file.read_bytes(), np.arange(90).tobytes()
+    for damaged in (content[:-40], content[:200], b"", content.replace(ids, b"!" + ids[1:])):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"examples\.npz is damaged; put it back"):
+            Examples.load(file)

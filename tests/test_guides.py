@@ -68,6 +68,13 @@ def test_command_line(monkeypatch, capsys):
     assert Path("eps.parquet").stat().st_mode & 0o777 == 0o600
 
 
+def test_the_readme_and_a_guide_can_be_followed_in_one_folder():
+    pages = [GUIDES / "own_loop.md", GUIDES.parent.parent / "README.md"]
+    names = [re.findall(r'Journal\.create\("(.*?)"', page.read_text("utf-8")) for page in pages]
+    assert all(names)
+    assert not set(names[0]) & set(names[1])
+
+
 def test_every_link_of_the_guides_leads_somewhere():
     for page in GUIDES.glob("*.md"):
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):

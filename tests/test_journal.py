@@ -133,6 +133,30 @@ def test_steps_taken_again_after_a_restart_are_paid_again(tmp_path):
     np.testing.assert_allclose(journal.epsilons().values, paid, rtol=1e-12)
 
 
+def test_the_worst_case_is_that_of_every_charge(tmp_path):
+    plan = small_plan(phases=((20, {"noise_multiplier": 3.0}),))
+    journal = Journal.create(tmp_path / "j", plan)
+    assert journal.worst_case() == 0
+    assert journal.worst_case(until=50) == plan.worst_case()
+    for first in (0, 10, 20):
+        journal.charge(first, first + 9)
+    assert journal.worst_case() == plan.worst_case(steps=30)
+    assert (journal.charged(), journal.repeated) == ((20, 10), 0)
+    journal.restart(15)
+    assert (journal.charged(), journal.repeated) == ((20, 10), 15)
+    assert journal.worst_case(until=10) == plan.worst_case(steps=30)
+    assert journal.charged(until=25) == (25, 15)
+    journal.charge(15, 19)
+    journal.charge(20, 29)
+    assert (journal.charged(), journal.repeated) == ((25, 20), 15)
+    assert journal.charged(until=50) == (25, 40)
+    longer = small_plan(steps=45, phases=((25, {"noise_multiplier": 3.0}),))
+    for method in ("tight", "rdp"):
+        assert journal.worst_case(method) == pytest.approx(longer.worst_case(method), rel=1e-12)
+        paid = journal.epsilons(method=method)
+        assert journal.worst_case(method) == pytest.approx(paid.worst_case, rel=1e-9)
+
+
 def test_after_a_restart_the_norms_of_then_hold_again(tmp_path):
     journal = Journal.create(tmp_path / "j", small_plan())
     journal.record(0, np.full(7, 0.5))
@@ -145,6 +169,36 @@ def test_after_a_restart_the_norms_of_then_hold_again(tmp_path):
     ((norms, steps),) = journal.histories()
     np.testing.assert_array_equal(norms[:, 0], [0.5, 1.5, 0.5])
     np.testing.assert_array_equal(steps, [10, 10, 5])
+
+
+def test_after_a_restart_the_refresh_of_its_step_still_holds(tmp_path):
+    journal = Journal.create(tmp_path / "j", small_plan())
+    for first in (0, 10, 20):
+        journal.record(first, np.full(7, 0.5))
+        journal.charge(first, first + 9)
+    journal.restart(10)
+    journal.charge(10, 19)
+    with pytest.raises(ValueError, match=r"a refresh at step 20, and .* of step 10"):
+        journal.charge(20)
+
+
+@pytest.mark.parametrize(
+    ("clipping", "expected"),
+    [("max", [2.0, 2.0, 2.0]), ("individual", [0.5, 1.0, 2.0])],
+)
+def test_bounds_are_what_is_charged(tmp_path, clipping, expected):
+    plan = small_plan(clipping=clipping, levels=4, phases=((20, {"max_grad_norm": 0.8}),))
+    journal = Journal.create(tmp_path / "j", plan)
+    journal.charge(0, 9)
+    np.testing.assert_array_equal(journal.bounds(3, [0, 6]), [2.0, 2.0])
+    journal.record(10, [0.1, 0.6, 9.0, 0, 0, 0, 0])
+    journal.charge(10, 19)
+    np.testing.assert_array_equal(journal.bounds(19, [0, 1, 2]), expected)
+    np.testing.assert_array_equal(journal.bounds(9, [0]), [2.0])
+    journal.record(20, np.full(7, 9.0))
+    journal.charge(20, 29)
+    np.testing.assert_array_equal(journal.bounds(20, [4, 1]), [0.8, 0.8])
+    assert journal.bounds(20, []).shape == (0,)
 
 
 def held_by_hand(plan, refreshes, sampled):
@@ -290,6 +344,9 @@ def test_readers_see_what_a_writer_has_written_so_far(tmp_path, norms):
         (lambda j: j.record(10, np.ones(2), indices=[0, 1]), "charge them first"),
         (lambda j: j.record(9, np.ones(2), indices=[0, 7]), "outside the 7 examples"),
         (lambda j: j.record(9, np.ones(2), indices=[0]), r"expected \(1,\)"),
+        (lambda j: j.record_some("foo", 0, [np.array([0])], [np.array([1.0])]), "kind='foo'"),
+        (lambda j: j.charge(10), "a refresh at step 10, and the norms that hold are of step 0"),
+        (lambda j: j.bounds(10, [0]), "step 10 is not among the 10 charged"),
         (lambda j: j.charge(10, 20), "cross a refresh"),
         (lambda j: j.restart(11), "can't go back"),
         (lambda j: j.charge(3), "don't follow"),

@@ -75,6 +75,7 @@ def test_command_writes_every_epsilon_with_its_id(tmp_path):
         ("norms.csv", b"1,2", ["--steps", "1"], "expected .npy, .npz, .parquet"),
         ("norms.npy", b"nonsense", ["--steps", "1"], "not a .npy array"),
         ("norms.npz", b"nonsense", ["--steps", "1"], "not a .npz file"),
+        ("norms.npy", b"", ["--steps", "1"], "not a .npy array"),
         ("norms.parquet", b"nonsense", ["--steps", "1"], "not a parquet file"),
         ("norms.npy", NORMS, [], "Give steps"),
         ("norms.npy", NORMS, ["--steps", "1,2"], "expected 1 or 3"),
@@ -97,3 +98,10 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(tmp_path, name, content, op
     assert sentence in shown.stderr
     assert "Traceback" not in shown.stderr
     assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_half_a_file_is_refused_by_name(tmp_path):
+    source = write(tmp_path / "norms.npz")
+    source.write_bytes(source.read_bytes()[:900])
+    with pytest.raises(ValueError, match=r"norms\.npz is not a \.npz file"):
+        read_norms(source)

@@ -60,6 +60,16 @@ def test_phases_are_tables(file):
         (["epsilon=2"], "give epsilon (the worst case to meet) or noise_multiplier"),
         (["phase=[{first_step=0}]"], "phase.0.first_step = 0"),
         (["lr"], "'lr' is not key=value"),
+        (["lr=inf"], "lr = inf: input should be a finite number"),
+        (["lr=1", "lr=2"], "lr is given twice: 1 and 2"),
+        (["noise_multiplier=true"], "noise_multiplier = True: input should be a valid number"),
+        (['noise_multiplier="4"'], "noise_multiplier = '4': input should be a valid number"),
+        (["take=true"], "take = True: input should be a valid number"),
+        (["seed=-1"], "seed = -1: input should be greater than or equal to 0"),
+        (["epochs=0"], "epochs = 0: input should be greater than 0"),
+        (["max_grad_norm=0"], "max_grad_norm = 0: expected a number > 0, or 'median'"),
+        (["max_grad_norm=mean"], "max_grad_norm = 'mean': expected a number > 0, or 'median'"),
+        (["phase=[{first_step=2, noise_multiplier=true}]"], "phase.0.noise_multiplier = True"),
     ],
 )
 def test_wrong_settings_are_one_sentence(file, changes, sentence):
@@ -81,3 +91,13 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
     (tmp_path / "bad.toml").write_text("lr = = 1")
     with pytest.raises(ValueError, match=r"bad\.toml is not a TOML file.*line 1"):
         Settings.read(tmp_path / "bad.toml")
+
+
+def test_a_median_and_whole_numbers_written_as_fractions_are_taken(file):
+    settings = Settings.read(file, ["max_grad_norm=median", "take=100.0"])
+    assert (settings.max_grad_norm, settings.take) == ("median", 100)
+
+
+def test_less_than_a_step_is_refused(file):
+    with pytest.raises(ValueError, match=r"epochs=0.05 is not one step .* expected at least 0\.1$"):
+        Settings.read(file, ["epochs=0.05"]).plan(n=1000)

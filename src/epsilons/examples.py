@@ -5,6 +5,8 @@ Ids, owners, groups by column, and (after training) losses and correctness. All 
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -70,8 +72,15 @@ class Examples:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        with np.load(path, allow_pickle=False) as stored:
-            columns = dict(stored)
+        if not path.exists():
+            raise ValueError(f"{path} is not there; put it back from a copy of the run folder")
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+                columns = dict(stored)
+        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise ValueError(
+                f"{path} is damaged; put it back from a copy of the run folder"
+            ) from error
         groups = {
             name.removeprefix(_GROUP): columns.pop(name)
             for name in list(columns)

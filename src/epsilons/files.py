@@ -76,7 +76,10 @@ def sync(path: Path) -> None:
 @contextmanager
 def _whole_file(path: Path, mode: int) -> Iterator[IO[bytes]]:
     draft = path.with_name(f".{path.name}.draft")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file

@@ -30,6 +30,7 @@ from epsilons.release import Budget, release_median_norm
 from epsilons.runs import Run
 from epsilons.settings import Settings
 from epsilons.training import check_model, correct_class, fit, gradient_norms, supervised
+from epsilons.training.environment import usable_device
 from epsilons.training.sampling import batch_of
 
 DEMO_EPSILON = 4.0
@@ -71,6 +72,8 @@ def train(settings: Settings, out: str | os.PathLike[str]) -> Run:
         )
     Run.discard_unbegun(out)
     Run.expect_free(out)
+    if settings.device is not None:
+        usable_device(settings.device)
     base = Path.cwd()
     data = load(settings, base)
     model = _network(settings, data, base)

@@ -10,13 +10,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from epsilons.accounting.histories import clipping_thresholds
 from epsilons.accounting.individual import Method, epsilons_from_blocks, individual_epsilons
 from epsilons.accounting.plan import Phase, Plan
 from epsilons.accounting.results import Epsilons
@@ -48,6 +50,7 @@ class Journal:
         if opening is None:
             raise ValueError("the first entry is missing")
         self.plan = Plan.from_dict(opening.facts["plan"])
+        self.opening: Mapping[str, Any] = opening.facts
         self.random_loss: bool = opening.facts["random_loss"]
         self.ids: NDArray[Any] = np.frombuffer(
             chain.indices(opening.number), dtype=np.dtype(opening.facts["id_type"])
@@ -63,12 +66,13 @@ class Journal:
         random_loss: bool = False,
         anchor: Path | None = None,
         salt: bytes | None = None,
+        seed: int | None = None,
     ) -> Self:
         """A new journal, mode 0600. `ids` (n,) name the examples in data set order.
 
         `random_loss`: the loss draws (dropout, augmentation), so that norms of a refresh are not
         quite those of the step. `anchor`: where the head of the chain is published. `salt`: for
-        reproducible runs; by default it is random.
+        reproducible runs, as is the `seed` to be noted; by default it is random.
         """
         names = np.arange(plan.n) if ids is None else np.asarray(ids)
         if names.shape != (plan.n,) or names.dtype == object:
@@ -80,6 +84,7 @@ class Journal:
             "plan": plan.to_dict(),
             "id_type": names.dtype.str,
             "random_loss": random_loss,
+            "seed": seed,
             "salt": (os.urandom(SALT_BYTES) if salt is None else salt).hex(),
         }
         return cls(Chain.create(Path(path), anchor, "open", opening, names.tobytes()))
@@ -110,6 +115,9 @@ class Journal:
 
     def record(self, step: int, norms: ArrayLike, indices: ArrayLike | None = None) -> None:
         """Gradient norms that hold from `step` on.
+
+        They are priced as they are given: they should have room for rounding, as by
+        `training.charged_norms`.
 
         Without `indices`: of all examples (n,), before the step is charged, until the next such
         record. With `indices`: of examples that were drawn at `step`, which is charged, until
@@ -145,6 +153,8 @@ class Journal:
         record. Under individual clipping they are refused: a threshold must not depend on who
         was drawn. `"followed"`: of a fixed choice of examples at every step; they change no price.
         """
+        if kind not in get_args(SomeKind):
+            raise ValueError(f"kind={kind!r}; expected one of {', '.join(get_args(SomeKind))}")
         if kind == "sampled" and self.plan.clipping == "individual":
             raise ValueError(
                 "norms of sampled examples depend on the secret sampling; "
@@ -170,8 +180,10 @@ class Journal:
         """Steps `first` to `last`, both included: every example pays for each of them.
 
         To be called before anyone can see what the steps release. Charging the latest range again
-        changes nothing; no step can be skipped, nor paid twice except after `restart`. Publishing
-        the anchor costs more than the entry: with `anchored=False` the next entry, or `seal`, does.
+        changes nothing; no step can be skipped, nor paid twice except after `restart`. Where the
+        plan has a refresh, older norms don't go on holding: its norms are recorded first.
+        Publishing the anchor costs more than the entry: with `anchored=False` the next entry, or
+        `seal`, does.
         """
         last = first if last is None else last
         latest = self._latest("charge")
@@ -187,8 +199,30 @@ class Journal:
             raise ValueError(f"steps {first} to {last} are of two phases; charge them apart")
         if any(self.plan.refresh_due(step) for step in range(first + 1, last + 1)):
             raise ValueError(f"steps {first} to {last} cross a refresh; charge them apart")
+        if self.plan.refresh_due(first) and self._held_since(first) not in (None, first):
+            raise ValueError(
+                f"the plan has a refresh at step {first}, and the norms that hold are of step "
+                f"{self._held_since(first)}; record(step, norms) of all examples first, or plan "
+                "fewer refreshes"
+            )
         facts = {"first": first, "last": last, **_constants(self.plan.phase(first))}
         self._chain.append("charge", facts, b"", b"", anchored=anchored)
+
+    def bounds(self, step: int, indices: ArrayLike) -> NDArray[np.float64]:
+        """Clip bounds of the examples `indices` at `step`, which is charged: for `private_step`.
+
+        Under individual clipping each example's threshold, as it is priced; else the common bound.
+        """
+        if not 0 <= step < self.steps_charged:
+            raise ValueError(
+                f"step {step} is not among the {self.steps_charged} charged; charge it first"
+            )
+        which = np.asarray(indices, dtype=np.int64)
+        bound = np.inf if self.plan.clipping == "none" else self.plan.phase(step).max_grad_norm
+        since = self._held_since(step)
+        if self.plan.clipping != "individual" or since is None:
+            return np.full(len(which), bound)
+        return clipping_thresholds(self.norms(since)[which], bound, self.plan.levels)
 
     def restart(self, step: int) -> None:
         """Go back to `step`: what is charged from here on is paid again, by everyone."""
@@ -207,6 +241,33 @@ class Journal:
         if last is None:
             return 0
         return int(last.facts["step"] if last.kind == "restart" else last.facts["last"] + 1)
+
+    def charged(self, until: int | None = None) -> tuple[int, ...]:
+        """How many steps every example has paid for in each of the plan's `stretches`.
+
+        Those charged again after a restart count again. `until`: as it will be before that step.
+        """
+        stretches, done = self.plan.stretches, self.steps_charged
+        counts = [max(0, min(p.end, until or 0) - max(p.first, done)) for p in stretches]
+        for entry in self._chain.entries("charge"):
+            first, last = entry.facts["first"], entry.facts["last"]
+            counts[stretches.index(self.plan.phase(first))] += last + 1 - first
+        return tuple(counts)
+
+    @property
+    def repeated(self) -> int:
+        """How many steps were charged that restarts went back before: they are paid twice."""
+        return sum(self.charged()) - self.steps_charged
+
+    def worst_case(
+        self, method: Method = "tight", *, until: int | None = None, delta: float | None = None
+    ) -> float:
+        """ε of an example at the clip bound in every step charged: the DP guarantee of the run.
+
+        Of the run as it is, or as it will be before step `until`. It is the plan's, unless steps
+        were charged again.
+        """
+        return self.plan.worst_case(method, steps=self.charged(until), delta=delta)
 
     @property
     def refreshes(self) -> tuple[int, ...]:
@@ -318,11 +379,24 @@ class Journal:
             rounding=self.plan.rounding,
         )
 
+    def check(self) -> tuple[int, bool]:
+        """Check the chain, its anchor and its seal: number of entries, and whether it is sealed.
+
+        ValueError if anything was changed.
+        """
+        with self._undamaged():
+            return self._chain.verify()
+
     def verify(self) -> Verified:
-        """Check the chain, its anchor and its seal, and price the rows anew; or ValueError."""
-        try:
-            entries, sealed = self._chain.verify()
+        """The same, and price the rows anew."""
+        entries, sealed = self.check()
+        with self._undamaged():
             return Verified(entries, self.steps_charged, sealed, self.epsilons())
+
+    @contextmanager
+    def _undamaged(self) -> Iterator[None]:
+        try:
+            yield
         except (sqlite3.DatabaseError, TypeError, KeyError) as error:
             raise ValueError(f"{self.path} was damaged: {error}") from error
 
@@ -330,6 +404,14 @@ class Journal:
         """The last entry of a kind, unless the run was restarted since."""
         last, restart = self._chain.last(kind), self._chain.last("restart")
         return last if last and (restart is None or restart.number < last.number) else None
+
+    def _held_since(self, step: int) -> int | None:
+        """The step of the norms of all examples that hold at `step`; None before the first."""
+        last = self._chain.last("refresh", "restart")
+        if last is not None and last.kind == "refresh" and last.facts["step"] <= step:
+            return int(last.facts["step"])
+        held = [t for t in self.refreshes_now() if t <= step]
+        return held[-1] if held else None
 
     def _current_refreshes(self) -> list[Entry]:
         current: list[Entry] = []

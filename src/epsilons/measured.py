@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import os
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,15 +105,15 @@ def account(
 def _from_npy(path: Path) -> Measured:
     try:
         return Measured(np.load(path, mmap_mode="r", allow_pickle=False))
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise ValueError(f"{path} is not a .npy array of numbers: {error}") from error
 
 
 def _from_npz(path: Path) -> Measured:
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = dict(stored)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is not a .npz file of numbers: {error}") from error
     if "norms" not in arrays:
         raise ValueError(f"{path} holds {', '.join(arrays) or 'nothing'}; expected an array norms")

@@ -1,6 +1,6 @@
 """Run: the folder a run leaves behind, read without torch.
 
-RUN/public/plan.json          the plan and its worst case: safe for everyone
+RUN/public/plan.json          the plan, its worst case, steps repeated: safe for everyone
 RUN/private/                  mode 0700, every file 0600: for the curator alone
     journal.sqlite  examples.npz  test.npz  model.pt  report.html
 """
@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from numpy.typing import ArrayLike
 
@@ -22,11 +23,13 @@ from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons
 from epsilons.examples import Examples
 from epsilons.files import private_file, private_folder, public_file
-from epsilons.journal import Journal
+from epsilons.journal import Journal, Verified
 
 _HALVES = ("public", "private")
 _BUDGET = "budget.sqlite"
 _FIRST_FILES = (_BUDGET, "plan.json", "examples.npz", "journal.sqlite")
+# A stated worst case may be above ours, since other versions priced more loosely; hardly below.
+_LOW, _HIGH = 1 - 1e-6, 1 + 1e-2
 
 
 class Run:
@@ -64,13 +67,7 @@ class Run:
         private_folder(path / "private")
         (path / "public").mkdir()
         examples.save(path / "private" / "examples.npz")
-        summary = {
-            "plan": plan.to_dict(),
-            "worst_case": _worst_cases(plan),
-            "seed": seed,
-        }
-        with public_file(path / "public" / "plan.json") as file:
-            file.write(json.dumps(summary, indent=2).encode() + b"\n")
+        _write_summary(path, _summary(plan, plan.steps, 0, seed))
         # the journal comes last: a folder without one has released nothing
         journal = Journal.create(
             path / "private" / "journal.sqlite",
@@ -79,6 +76,7 @@ class Run:
             random_loss=random_loss,
             anchor=path / "public" / "anchor.json",
             salt=None if seed is None else hashlib.sha256(f"salt {seed}".encode()).digest(),
+            seed=seed,
         )
         return cls(path, journal)
 
@@ -90,6 +88,28 @@ class Run:
             raise ValueError(f"{path} is not a run folder: {journal} is not there")
         return cls(path, Journal.open(journal, anchor=path / "public" / "anchor.json"))
 
+    @classmethod
+    def checked(cls, path: str | os.PathLike[str]) -> Self:
+        """The run at `path` for handing out figures: ValueError if what they rest on was changed.
+
+        That is the journal, with its anchor and seal, and `public/plan.json`.
+        """
+        run = cls.open(path)
+        try:
+            run.journal.check()
+            run._check_summary()
+        except ValueError as error:
+            raise ValueError(
+                f"{error}. No figure of this run can be trusted: restore its folder from a copy"
+            ) from error
+        return run
+
+    def verify(self) -> Verified:
+        """The same check; what it found, with every example priced anew."""
+        found = self.journal.verify()
+        self._check_summary()
+        return found
+
     @staticmethod
     def expect_free(path: str | os.PathLike[str]) -> None:
         """ValueError if anything but a budget is at `path`."""
@@ -97,6 +117,8 @@ class Run:
         inside = set(path.iterdir()) if path.is_dir() else {path} if path.exists() else set()
         if inside == {path / "private"}:
             inside = {f for f in path.glob("private/*") if not f.name.startswith(_BUDGET)}
+        if inside == {path}:
+            raise ValueError(f"{path} is a file; give a new folder for the run")
         if inside:
             raise ValueError(f"{path} is not empty; give a new folder for the run")
 
@@ -124,9 +146,49 @@ class Run:
     @cached_property
     def seed(self) -> int | None:
         """The seed of a reproducible run; None if its sampling and noise are secret."""
-        summary = json.loads((self.path / "public" / "plan.json").read_text(encoding="utf-8"))
-        seed: int | None = summary["seed"]
+        opening = self.journal.opening
+        # a journal from before seeds were noted in it leaves it to the public half
+        seed: int | None = opening["seed"] if "seed" in opening else self._stated()["seed"]
         return seed
+
+    def publish_plan(self) -> None:
+        """Write `public/plan.json` as the journal stands; it changes with every restart."""
+        _write_summary(self.path, self._summary())
+
+    def _summary(self) -> dict[str, Any]:
+        journal = self.journal
+        counts = journal.charged(until=self.plan.steps)
+        return _summary(self.plan, counts, journal.repeated, self.seed)
+
+    def _stated(self) -> dict[str, Any]:
+        file = self.path / "public" / "plan.json"
+        try:
+            stated = json.loads(file.read_text(encoding="utf-8"))
+            plan = Plan.from_dict(stated["plan"])
+            worst = stated["worst_case"]
+            return {
+                "plan": plan.to_dict(),
+                "worst_case": worst and {method: float(worst[method]) for method in METHODS},
+                "seed": stated["seed"],
+                "repeated_steps": int(stated.get("repeated_steps", 0)),
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{file} is damaged: {error}") from error
+
+    def _check_summary(self) -> None:
+        """ValueError if the public half states something else than the journal."""
+        stated, true = self._stated(), self._summary()
+        worst, ours = stated.pop("worst_case") or {}, true.pop("worst_case") or {}
+        wrong = [name for name in true if stated[name] != true[name]]
+        if worst.keys() != ours.keys() or any(
+            not _LOW * ours[method] <= worst[method] <= _HIGH * ours[method] for method in ours
+        ):
+            wrong.append("worst_case")
+        if wrong:
+            raise ValueError(
+                f"{self.path / 'public' / 'plan.json'} differs from the journal in "
+                f"{', '.join(wrong)}; if the run was stopped, resuming it writes the file anew"
+            )
 
     @property
     def finished(self) -> bool:
@@ -191,8 +253,19 @@ class Run:
         return self.journal.epsilons(delta, method, only=only)
 
 
-def _worst_cases(plan: Plan) -> dict[str, float] | None:
-    """By method; None if the length is unknown or nothing is private."""
-    if plan.endless or plan.kind == "none":
-        return None
-    return {method: plan.worst_case(method) for method in METHODS}
+def _summary(
+    plan: Plan, steps: int | Sequence[int], repeated: int, seed: int | None
+) -> dict[str, Any]:
+    """What everyone may know; no worst case if the length is unknown or nothing is private."""
+    known = not plan.endless and plan.kind != "none"
+    return {
+        "plan": plan.to_dict(),
+        "worst_case": {m: plan.worst_case(m, steps=steps) for m in METHODS} if known else None,
+        "seed": seed,
+        "repeated_steps": repeated,
+    }
+
+
+def _write_summary(path: Path, summary: dict[str, Any]) -> None:
+    with public_file(path / "public" / "plan.json") as file:
+        file.write(json.dumps(summary, indent=2).encode() + b"\n")

@@ -7,13 +7,14 @@ data set is refused by `job`, which knows what each reader takes.
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from epsilons.accounting.plan import Clipping, Plan, Rounding, Schedule
 
@@ -28,26 +29,44 @@ _PLAN_KEYS = (
 )  # fmt: skip
 
 
+def _unquoted(value: object) -> object:
+    # pydantic would take "4" for 4 and true for 1
+    if isinstance(value, bool | str):
+        raise ValueError("input should be a valid number, without quotes")
+    return value
+
+
+def _bound(value: object) -> object:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value != "median" and not (number and 0 < value < math.inf):  # type: ignore[operator]
+        raise ValueError("expected a number > 0, or 'median'")
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_unquoted)]
+Whole = Annotated[int, BeforeValidator(_unquoted)]
+
+
 class PhaseChange(BaseModel):
     """One `[[phase]]` table: what changes from a step on."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    first_step: int = Field(gt=0)
-    noise_multiplier: float | None = None
-    max_grad_norm: float | None = None
-    batch_size: float | None = None
+    first_step: Whole = Field(gt=0)
+    noise_multiplier: Number | None = Field(None, gt=0)
+    max_grad_norm: Number | None = Field(None, gt=0)
+    batch_size: Number | None = Field(None, gt=0)
 
 
 class Settings(BaseModel):
     """Everything that `epsilons train` needs to know; read by `Settings.read`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     # data
     data: str
     path: str | None = None
-    take: int | None = Field(None, gt=0)
+    take: Whole | None = Field(None, gt=0)
     target: str | None = None
     id: str | None = None
     owner: str | None = None
@@ -58,48 +77,48 @@ class Settings(BaseModel):
     classes: tuple[str, ...] | None = None
     learn_encoding: bool | None = None
     test_file: str | None = None
-    test_share: float | None = Field(None, ge=0, lt=1)
-    size: int | None = Field(None, gt=0)
+    test_share: Number | None = Field(None, ge=0, lt=1)
+    size: Whole | None = Field(None, gt=0)
     task: str | None = None
     balanced: bool | None = None
-    data_seed: int | None = None
+    data_seed: Whole | None = Field(None, ge=0)
 
     # model and optimizer
     model: str = "logistic"
     hidden: tuple[int, ...] | None = None
     loss: Literal["cross_entropy", "hinge"] = "cross_entropy"
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: float = Field(gt=0)
+    lr: Number = Field(gt=0)
     lr_schedule: Literal["constant", "cosine"] = "constant"
-    momentum: float | None = Field(None, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0)
+    momentum: Number | None = Field(None, ge=0, lt=1)
+    weight_decay: Number = Field(0.0, ge=0)
 
     # plan
-    epsilon: float | None = Field(None, gt=0)
-    noise_multiplier: float | None = Field(None, gt=0)
-    delta: float = Field(gt=0, lt=1)
-    max_grad_norm: Annotated[float, Field(gt=0)] | Literal["median"]
-    median_epsilon: float = Field(0.1, gt=0)
-    median_delta: float = Field(1e-5, gt=0, lt=1)
-    batch_size: float | None = Field(None, gt=0)
-    sample_rate: float | None = Field(None, gt=0, le=1)
-    epochs: float | None = Field(None, ge=0)
-    steps: int | None = Field(None, ge=0)
-    refreshes_per_epoch: float | None = Field(None, gt=0)
-    refresh_every: int | None = Field(None, gt=0)
+    epsilon: Number | None = Field(None, gt=0)
+    noise_multiplier: Number | None = Field(None, gt=0)
+    delta: Number = Field(gt=0, lt=1)
+    max_grad_norm: Annotated[float | Literal["median"], BeforeValidator(_bound)]
+    median_epsilon: Number = Field(0.1, gt=0)
+    median_delta: Number = Field(1e-5, gt=0, lt=1)
+    batch_size: Number | None = Field(None, gt=0)
+    sample_rate: Number | None = Field(None, gt=0, le=1)
+    epochs: Number | None = Field(None, gt=0)
+    steps: Whole | None = Field(None, gt=0)
+    refreshes_per_epoch: Number | None = Field(None, gt=0)
+    refresh_every: Whole | None = Field(None, gt=0)
     refresh_schedule: Schedule = "early"
     clipping: Clipping = "max"
     rounding: Rounding | None = None
-    levels: int = Field(256, ge=1)
+    levels: Whole = Field(256, ge=1)
     phase: tuple[PhaseChange, ...] = ()
 
     # how
-    seed: int | None = None
+    seed: Whole | None = Field(None, ge=0)
     device: str | None = None
-    micro_batch: int | None = Field(None, gt=0)
-    follow: int = Field(0, ge=0)
-    evaluate_every: int | None = Field(None, gt=0)
-    max_epsilon: float | None = Field(None, gt=0)
+    micro_batch: Whole | None = Field(None, gt=0)
+    follow: Whole = Field(0, ge=0)
+    evaluate_every: Whole | None = Field(None, gt=0)
+    max_epsilon: Number | None = Field(None, gt=0)
 
     @classmethod
     def read(cls, file: str | os.PathLike[str], changes: Iterable[str] = ()) -> Self:
@@ -111,7 +130,12 @@ class Settings(BaseModel):
             raise ValueError(f"{path} is not there; expected a TOML file of settings") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
             raise ValueError(f"{path} is not a TOML file: {error}") from error
-        return cls.of({**values, **dict(map(_change, changes))}, str(path))
+        given: dict[str, Any] = {}
+        for key, value in map(_change, changes):
+            if key in given:
+                raise ValueError(f"{key} is given twice: {given[key]!r} and {value!r}")
+            given[key] = value
+        return cls.of({**values, **given}, str(path))
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "settings") -> Self:
@@ -134,9 +158,16 @@ class Settings(BaseModel):
         changes = (phase.model_dump(exclude_none=True) for phase in self.phase)
         phases = tuple((change.pop("first_step"), change) for change in changes)
         if self.noise_multiplier is not None:
-            return Plan(n=n, noise_multiplier=self.noise_multiplier, phases=phases, **constants)
-        assert self.epsilon is not None
-        return Plan.for_epsilon(self.epsilon, n=n, phases=phases, **constants)
+            plan = Plan(n=n, noise_multiplier=self.noise_multiplier, phases=phases, **constants)
+        else:
+            assert self.epsilon is not None
+            plan = Plan.for_epsilon(self.epsilon, n=n, phases=phases, **constants)
+        if plan.steps == 0:
+            raise ValueError(
+                f"epochs={plan.epochs:g} is not one step of batch_size={plan.batch_size:g} "
+                f"among n={n}; expected at least {plan.sample_rate:g}"
+            )
+        return plan
 
     def data_options(self) -> dict[str, Any]:
         """The data keys that were given, by the names the readers use."""
@@ -169,4 +200,5 @@ def _sentence(error: Any) -> str:
     key = ".".join(map(str, error["loc"]))
     if error["type"] == "missing":
         return f"{key} is missing"
-    return f"{key} = {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+    said = error["msg"].removeprefix("Value error, ")
+    return f"{key} = {error['input']!r}: {said[0].lower()}{said[1:]}"

@@ -40,7 +40,7 @@ def test_bytes_are_scaled_and_a_share_is_held_out(tmp_path):
         (dict(x=X), "expected x and y"),
         (dict(x=X, y=Y[:3]), "expected x .* and whole numbers y"),
         (dict(x=X, y=Y * 0.5), "whole numbers"),
-        (dict(x=X, y=Y - 1), "a label -1"),
+        (dict(x=X, y=Y - 1), "a negative label"),
         (dict(x=X, y=Y, classes=["a", "b"]), "labels up to 2 and 2 classes"),
         (dict(x=X, y=Y, x_test=X), "expected x .* and whole numbers y"),
         (dict(x=np.where(X == 5, np.nan, X), y=Y), "values in x that are not finite"),

@@ -69,9 +69,9 @@ def test_a_test_file_is_encoded_like_the_training_file(file, tmp_path):
     ("changes", "sentence"),
     [
         (dict(target="smoke"), "no column 'smoke'; it has name, age"),
-        (dict(classes=["yes"]), "column smokes: 'no' is none of the classes yes"),
+        (dict(classes=["yes"]), "line 2, column smokes: expected one of the classes yes"),
         (dict(ranges={"age": (5, 5)}), "expected lowest < highest"),
-        (dict(ranges={"age": (0, 1), "town": (0, 1)}), "column town: 'Ulm' is not a number"),
+        (dict(ranges={"age": (0, 1), "town": (0, 1)}), "line 2, column town: expected a number"),
         (dict(id="clinic", owner=None, ignore=["name"]), "ids of 4 examples repeat"),
         (dict(ignore=["age", "town"]), "no column left"),
     ],
@@ -107,3 +107,19 @@ def test_a_test_file_with_other_columns_is_refused(file, tmp_path):
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="other columns than"):
         csv(file, test_file=tmp_path / "other.csv", **KNOWN)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        ROWS + '\n"eve\nnoor",SECRET,Ulm,no,B\n',
+        ROWS + "\neve,SECRET,Ulm,no,B\n",
+        ROWS + "\neve,20,Ulm,SECRET,B\n",
+        "SECRET,20,SECRET,no,A\n" + ROWS,
+    ],
+)
+def test_a_message_names_the_line_and_never_the_cell(file, content):
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"line [178]") as error:
+        csv(file, **KNOWN)
+    assert "SECRET" not in str(error.value)

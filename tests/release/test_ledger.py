@@ -4,9 +4,16 @@ import re
 
 import numpy as np
 import pytest
-from folders import make_run
+from folders import make_run, train
 
-from epsilons.release import Budget, publish, release_median_norm, total_epsilon
+from epsilons.release import (
+    Budget,
+    Limit,
+    publish,
+    release_median_norm,
+    renew_ledger,
+    total_epsilon,
+)
 from epsilons.release.composition import gaussian_epsilon
 
 
@@ -56,6 +63,46 @@ def test_a_ledger_that_knows_less_does_not_replace_one_that_knows_more(run, ledg
         with Budget.of_run(run.path) as budget:
             written = write_ledger(run, budget)
     assert json.loads(written.read_text(encoding="utf-8")) == ledger
+
+
+def test_steps_that_were_repeated_are_in_the_totals_and_answers_anew(tmp_path):
+    run = make_run(tmp_path / "run", n=3000)
+    asked = dict(epsilon=0.3, quantiles=(), limit=Limit(2.0, 1e-5))
+    publish(run, **asked)
+    file = run.path / "public" / "publications.json"
+    before = json.loads(file.read_text(encoding="utf-8"))
+    run.journal.restart(50)
+    train(run, 50)
+    renew_ledger(run)
+    now = json.loads(file.read_text(encoding="utf-8"))
+    assert now["training"] == {
+        "epsilon": run.journal.worst_case(), "delta": 1e-5, "steps": 150, "repeated_steps": 50,
+    }  # fmt: skip
+    assert now["training"]["epsilon"] > 1.2 * before["training"]["epsilon"]
+    assert now["total"]["epsilon"] > now["training"]["epsilon"]
+    assert now["publications"] == before["publications"]
+    # everyone has paid more since, so the same words are another question
+    publish(run, **asked)
+    answers = json.loads(file.read_text(encoding="utf-8"))["publications"]
+    assert [line["question"]["steps"] for line in answers] == [100, 150]
+
+
+def test_a_value_above_the_planned_worst_case_is_not_cut_to_it(tmp_path):
+    run = make_run(tmp_path / "run", n=3000)
+    for _ in range(40):
+        run.journal.restart(50)
+        run.journal.charge(50, 99)
+    mean = run.epsilons().values.mean()
+    assert mean > run.plan.worst_case()
+    published = publish(run, epsilon=0.9, quantiles=()).everyone.mean
+    assert published.low <= mean <= published.high
+
+
+def test_a_ledger_is_renewed_only_where_something_was_let_out(tmp_path):
+    run = make_run(tmp_path / "run", n=40)
+    renew_ledger(run)
+    assert not (run.path / "public" / "publications.json").exists()
+    assert not (run.path / "private" / "budget.sqlite").exists()
 
 
 def test_checksums_are_those_of_the_public_files(run):

@@ -62,3 +62,16 @@ def test_an_unknown_id_is_one_sentence(folder, epsilons):
     code, out, err = epsilons("owner", folder, "nobody")
     assert (code, out) == (2, "")
     assert err.strip() == "error: no record of 'nobody' is in this run"
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        (["--limit-epsilon", "-1"], "the limit's epsilon=-1.0"),
+        (["--limit-epsilon", "1", "--limit-delta", "2"], "the limit's delta=2.0"),
+    ],
+)
+def test_a_wrong_limit_is_named(folder, epsilons, option, sentence):
+    code, _, err = epsilons("publish", folder, *option)
+    assert code == 2
+    assert sentence in err

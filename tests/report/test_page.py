@@ -27,6 +27,18 @@ def test_first_screen_answers_how_private_for_whom_and_how_sure(page, followed):
     assert "For the curator’s eyes" in first
 
 
+def test_first_screen_and_body_say_the_same_of_the_gap(page):
+    first, body = page.split("<nav", 1)
+    (said,) = re.findall(r"The worst served, .*?\)\.", first)
+    assert "95\u00a0% interval" in said
+    assert said in body
+
+
+def test_the_median_over_training_says_whose_it_is(page):
+    assert "and the median of 400 examples" in page
+    assert "from refreshed norms alone; the median of everyone" in page
+
+
 def test_every_figure_comes_with_a_finding_in_numbers(page):
     figures = re.findall(r"<figure.*?</figure>", page, flags=re.DOTALL)
     assert len(figures) == 11
@@ -107,6 +119,9 @@ def test_steps_that_were_taken_twice_are_in_the_worst_case(tmp_path):
     assert found.epsilons.worst_case > 1.05 * run.plan.worst_case(steps=20)
     last = found.course.worst_case[found.epsilons.method][-1]
     assert last == pytest.approx(found.epsilons.worst_case, rel=1e-6)
+    text = render_report(found)
+    assert "10 more were repeated after a restart and are paid again" in text
+    assert "guarantee of the run, after 20 of 40 planned steps, for everyone" in text
 
 
 def test_sixty_thousand_examples_fit_into_three_megabytes(tmp_path):

@@ -3,9 +3,12 @@ import json
 import re
 import shutil
 
+import numpy as np
 import pytest
 from made_runs import make_run
 
+from epsilons.release import Budget, release_median_norm
+from epsilons.release import publish as publish_true
 from epsilons.report import write_public_report
 
 
@@ -68,6 +71,70 @@ def test_without_publications_the_plan_speaks(folder):
     assert "not published" in page
     plan = json.loads((folder / "public" / "plan.json").read_text())
     assert f"ε ≤ {next(iter(plan['worst_case'].values())):.3f}" in page
+
+
+def restarted(path):
+    """A run that went back by half of its steps, as `fit` leaves it."""
+    run = make_run(path, n=400)
+    repeat(run)
+    return run
+
+
+def repeat(run):
+    run.journal.restart(20)
+    for first in (20, 30):
+        run.journal.record(first, np.full(400, 0.5))
+        run.journal.charge(first, first + 9)
+    run.publish_plan()
+
+
+def test_steps_that_were_repeated_are_in_the_guarantee_and_told(tmp_path):
+    run = restarted(tmp_path / "run")
+    paid = run.epsilons().worst_case
+    assert paid > 1.1 * run.plan.worst_case()
+    page = write_public_report(run.path).read_text(encoding="utf-8")
+    assert f"ε ≤ {paid:.3f}" in page
+    assert "In it are 20 steps that were repeated" in page
+    assert "40, and 20 more that were repeated after restarts" in page
+    shutil.rmtree(run.path / "private")
+    assert write_public_report(run.path).read_text(encoding="utf-8") == page
+
+
+def test_a_ledger_from_before_a_restart_is_renewed_or_refused(tmp_path):
+    run = restarted(tmp_path / "run")
+    publish_true(run, epsilon=0.9, quantiles=())
+    repeat(run)
+    shutil.copytree(run.path / "public", tmp_path / "alone" / "public")
+    with pytest.raises(ValueError, match="steps were repeated since"):
+        write_public_report(tmp_path / "alone")
+    page = write_public_report(run.path).read_text(encoding="utf-8")
+    assert f"ε ≤ {run.journal.worst_case():.3f}" in page
+
+
+def test_a_clip_bound_that_was_paid_for_is_in_the_total(tmp_path):
+    run = make_run(tmp_path / "run", n=400)
+    with Budget.of_run(run.path) as budget:
+        release_median_norm(run.journal.norms(0), epsilon=0.9, budget=budget)
+    page = write_public_report(run.path).read_text(encoding="utf-8")
+    assert "Together with everything published about it" in page
+
+
+def test_a_changed_plan_makes_no_report(tmp_path):
+    run = make_run(tmp_path / "run", n=30)
+    file = run.path / "public" / "plan.json"
+    facts = json.loads(file.read_text())
+    facts["plan"]["noise_multiplier"] = 9.0
+    facts["worst_case"] = dict.fromkeys(facts["worst_case"], 0.01)
+    file.write_text(json.dumps(facts))
+    with pytest.raises(ValueError, match="differs from the journal in plan, worst_case"):
+        write_public_report(run.path)
+    assert not (run.path / "public" / "report.html").exists()
+
+
+def test_damaged_public_files_are_one_sentence(folder):
+    (folder / "public" / "publications.json").write_text("{}")
+    with pytest.raises(ValueError, match="was damaged"):
+        write_public_report(folder)
 
 
 def test_page_asks_the_network_for_nothing(folder):

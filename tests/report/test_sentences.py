@@ -27,6 +27,40 @@ def test_a_falling_epsilon_is_told_as_lower():
     assert "an ε lower by 1.00." in sentences.loss(falling)
 
 
+def two_groups(above, spread):
+    """The gap between two groups, the second of which pays more and is served worse."""
+    n = 400
+    noise = spread * np.random.default_rng(1).normal(size=2 * n)
+    groups = {"g": np.repeat(["low", "high"], n)}
+    found = epsilons(1.0 + above * np.repeat([0, 1], n) + noise, 9.0)
+    correct = np.r_[np.ones(n, dtype=bool), np.arange(n) % 2 == 0]
+    test = Examples(ids=range(2 * n), groups=groups, correct=correct)
+    return group_summary(found, Examples(ids=range(2 * n), groups=groups), test, "g")
+
+
+def test_who_pays_more_is_said_only_where_the_interval_says_so():
+    sure, unsure = two_groups(0.3, 0.1), two_groups(0.005, 0.2)
+    assert "The worst served, g high, pays" in sentences.gap(sure)
+    assert "% more than the best served, g low (95 % interval +" in sentences.gap(sure)
+    assert unsure.gap.interval.low < 0 < unsure.gap.interval.high
+    said = sentences.gap(unsure)
+    assert "can’t be told apart" in said
+    assert "(95 % interval −" in said
+    assert "more" not in said
+    for summary in (sure, unsure):
+        assert sentences.gap(summary) in sentences.groups(summary)
+
+
+def test_a_group_with_few_held_out_examples_is_marked_for_that():
+    groups = {"g": np.repeat(["a", "b"], 100)}
+    test = Examples(ids=range(20), groups={"g": ["a", "b"] * 10}, correct=[True] * 20)
+    summary = group_summary(
+        epsilons(np.ones(200), 2.0), Examples(ids=range(200), groups=groups), test, "g"
+    )
+    said = sentences.groups(summary)
+    assert "marked * have fewer than 30 examples in training or held out" in said
+
+
 def test_a_group_hardly_above_average_is_not_at_risk():
     groups = np.repeat(["low", "middle", "high"], 200)
     found = epsilons(np.repeat([1.0, 1.18, 1.3], 200), 5.0)

@@ -141,6 +141,36 @@ def test_a_folder_in_use_is_refused_and_kept(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize(
+    ("chosen", "sentence"),
+    [
+        (lambda model: small_model().parameters(), "none of the model's trainable parameters"),
+        (lambda model: model[3].parameters(), r"leaves out 0\.weight, 0\.bias"),
+    ],
+)
+def test_an_optimizer_that_does_not_train_the_model_is_refused(tmp_path, chosen, sentence):
+    model = small_model()
+    optimizer = torch.optim.SGD(chosen(model), lr=0.5)
+    with pytest.raises(ValueError, match=sentence):
+        fit(model, optimizer, LOSS, data(), plan(), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_gradient_left_on_a_frozen_layer_is_refused(tmp_path):
+    """One backward pass, then the layer was frozen: its raw gradient was applied at every step."""
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    LOSS(model, data().tensors).mean().backward()
+    model[0].requires_grad_(False)
+    with pytest.raises(ValueError, match=r"have a gradient \(0\.weight; 0\.bias\)"):
+        fit(model, optimizer, LOSS, data(), plan(), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    optimizer.zero_grad()
+    before = model[0].weight.clone()
+    fit(model, optimizer, LOSS, data(), plan(), out=tmp_path / "run")
+    assert torch.equal(model[0].weight, before)
+
+
 def test_data_of_another_size_is_refused(tmp_path):
     with pytest.raises(ValueError, match="the plan says n=61"):
         trained(tmp_path / "run", plan(n=61))
@@ -179,7 +209,7 @@ def test_contribution_of_every_example_stays_within_its_charge(tmp_path, clippin
 
     def alone(model, optimizer, loss_fn, batch, phase, *, noise, bounds, micro_batch):
         x, y = batch
-        limits = [phase.max_grad_norm] * len(y) if bounds is None else bounds.tolist()
+        limits = np.broadcast_to(np.asarray(bounds), len(y)).tolist()
         for row, limit in enumerate(limits):
             sums, _ = clipped_gradients(
                 model, loss_fn, [x[row : row + 1], y[row : row + 1]],
@@ -210,7 +240,7 @@ def test_thresholds_are_what_is_charged(tmp_path, monkeypatch):
 
     monkeypatch.setattr(loop, "private_step", watched)
     run, _ = trained(tmp_path / "run", plan(clipping="individual", levels=16))
-    used = np.concatenate([bounds.numpy() for bounds in given if bounds is not None])
+    used = np.concatenate([bounds.numpy() for bounds in given])
     levels = 0.7 * np.arange(17) / 16
     assert set(used) <= set(levels[1:])
     first = clipping_thresholds(run.journal.norms(0), 0.7, 16)
@@ -224,7 +254,7 @@ def test_phases_change_noise_bound_and_rate_where_they_say(tmp_path, clipping, m
     seen = []
 
     def watched(model, optimizer, loss_fn, batch, phase, *, bounds, **options):
-        seen.append((phase.noise_std, 0 if bounds is None else float(bounds.max())))
+        seen.append((phase.noise_std, float(np.max(np.asarray(bounds)))))
         return private_step(model, optimizer, loss_fn, batch, phase, bounds=bounds, **options)
 
     monkeypatch.setattr(loop, "private_step", watched)
@@ -315,3 +345,20 @@ def test_plain_training_is_the_sum_of_gradients_and_not_private(tmp_path):
     assert found.worst_case == np.inf
     assert (found.values == np.inf).all()
     assert json.loads((run.path / "public" / "plan.json").read_text())["worst_case"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"seed": "a"}, "seed='a' must be a whole number"),
+        ({"seed": -1}, "seed=-1 must be a whole number"),
+        ({"device": "foo"}, "device='foo' can't be used here"),
+        ({"device": "cuda:99"}, "device='cuda:99' can't be used here"),
+    ],
+)
+def test_wrong_options_are_refused_before_there_is_a_folder(tmp_path, options, sentence):
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=sentence):
+        fit(model, optimizer, LOSS, data(), plan(), out=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()

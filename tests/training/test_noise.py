@@ -414,3 +414,8 @@ def test_empty_tensors_and_no_tensors_pass_through():
     noisy = SeededNoise(2).added_to({"w": torch.zeros(0, 3)}, STD)
     assert noisy["w"].shape == (0, 3)
     assert SeededNoise(2).added_to({}, STD) == {}
+
+
+def test_complex_sums_are_refused():
+    with pytest.raises(ValueError, match="complex"):
+        SeededNoise(1).added_to({"w": torch.zeros(3, dtype=torch.complex64)}, STD)

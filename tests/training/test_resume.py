@@ -1,10 +1,12 @@
 """kill -9 at any moment: the run goes on as if nothing had been."""
 
+import json
 import multiprocessing
 import os
 import pickle
 import random
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -176,6 +178,64 @@ def test_a_replayed_step_with_another_result_takes_fresh_noise_and_counts_again(
     np.testing.assert_array_equal(steps, [4, 4, 2, 4])
 
 
+@pytest.mark.parametrize("lost", [["checkpoint.pt"], ["checkpoint.pt", "releases.bin"]])
+@pytest.mark.parametrize("seed", [5, None])
+def test_without_its_keys_a_run_charges_everything_again(tmp_path, lost, seed):
+    stopped(tmp_path / "run", 6)
+    for name in lost:
+        (tmp_path / "run" / "private" / name).unlink()
+    run, _ = trained.trained(tmp_path / "run", trained.plan(), seed=seed, resume=True)
+    assert (run.journal.charged(), run.journal.repeated) == ((20,), 8)
+    assert Run.checked(run.path)
+    stated = json.loads((run.path / "public" / "plan.json").read_text())
+    assert stated["repeated_steps"] == 8
+    assert stated["worst_case"]["tight"] == run.journal.worst_case()
+    assert run.journal.worst_case() == trained.plan(steps=20).worst_case()
+
+
+def test_without_its_digests_a_replay_is_not_trusted(tmp_path):
+    stopped(tmp_path / "run", 6)
+    os.truncate(tmp_path / "run" / "private" / "releases.bin", 10)
+    run, _ = trained.trained(tmp_path / "run", trained.plan(), resume=True)
+    assert run.journal.repeated == 2
+
+
+def test_a_crash_on_the_way_back_leaves_no_old_keys_with_the_journal(tmp_path, monkeypatch):
+    stopped(tmp_path / "run", 6)
+    file = tmp_path / "run" / "private" / "checkpoint.pt"
+    there = checkpoint.read_checkpoint(file)
+    key = there["noise"]["key"].clone()
+    there["environment"]["torch"] = "another version"
+    torch.save(there, file)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.Releases, "forget_from", lambda releases, step: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            trained.trained(tmp_path / "run", trained.plan(), resume=True)
+    assert Run.open(tmp_path / "run").journal.restarts == 1
+    assert not torch.equal(checkpoint.read_checkpoint(file)["noise"]["key"], key)
+    run, _ = trained.trained(tmp_path / "run", trained.plan(), resume=True)
+    assert Run.checked(run.path).journal.repeated == 2
+
+
+def test_a_limit_holds_for_steps_charged_again(tmp_path):
+    limit = trained.plan().worst_case(steps=10) + 1e-6
+    stopped(tmp_path / "run", 6)
+    (tmp_path / "run" / "private" / "checkpoint.pt").unlink()
+    run, _ = trained.trained(tmp_path / "run", trained.plan(), max_epsilon=limit, resume=True)
+    # 8 were paid for before, so that 2 are left
+    assert (run.journal.steps_charged, run.journal.charged()) == (2, (10,))
+    assert run.epsilons().worst_case <= limit
+
+
+def test_a_changed_journal_is_not_resumed(tmp_path):
+    stopped(tmp_path / "run", 6)
+    with sqlite3.connect(tmp_path / "run" / "private" / "journal.sqlite") as journal:
+        journal.execute("UPDATE entry SET norms = zeroblob(480) WHERE kind = 'refresh'")
+    journal.close()
+    with pytest.raises(ValueError, match="was changed"):
+        trained.trained(tmp_path / "run", trained.plan(), resume=True)
+
+
 def test_steps_are_charged_before_their_weights_can_be_seen(tmp_path):
     seen = []
 
@@ -203,6 +263,17 @@ def test_malicious_checkpoint_is_refused_unexecuted(tmp_path):
     with pytest.raises(ValueError, match="is not a checkpoint"):
         trained.trained(tmp_path / "run", trained.plan(), resume=True)
     assert not (tmp_path / "executed").exists()
+
+
+def test_a_checkpoint_with_a_changed_byte_is_refused(tmp_path):
+    """torch read on, and the run went on with other noise or ended in an error about an index."""
+    stopped(tmp_path / "run", 6)
+    file = tmp_path / "run" / "private" / "checkpoint.pt"
+    key = checkpoint.read_checkpoint(file)["noise"]["key"].numpy().tobytes()
+    changed = file.read_bytes().replace(key, bytes([key[0] ^ 1]) + key[1:])
+    file.write_bytes(changed)
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is not a checkpoint.*damaged"):
+        trained.trained(tmp_path / "run", trained.plan(), resume=True)
 
 
 def test_keys_are_readable_by_the_owner_alone_and_gone_when_the_run_ends(tmp_path):

@@ -1,11 +1,22 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
-from epsilons import Plan
-from epsilons.training import SeededNoise, private_step, supervised
+from epsilons import Journal, Plan
+from epsilons.training import (
+    PoissonLoader,
+    SeededNoise,
+    charged_norms,
+    clipped_gradients,
+    gradient_norms,
+    private_step,
+    supervised,
+)
+from epsilons.training.noise import grid
 
 LOSS = supervised(nn.CrossEntropyLoss(reduction="none"))
 
@@ -131,3 +142,94 @@ def test_a_bound_above_the_plans_is_refused():
         private_step(
             model, sgd(model), LOSS, batch(), plan(), noise=Silence(), bounds=torch.full((8,), 0.6)
         )
+
+
+def test_a_plan_with_phases_is_refused_and_its_phase_is_taken():
+    """The step took the plan's first noise throughout, and the journal charged for the phase's."""
+    changing = plan(phases=((3, {"noise_multiplier": 6.0}),))
+    model, noise = small_model(), Silence()
+    with pytest.raises(ValueError, match=r"pass plan\.phase\(step\)"):
+        private_step(model, sgd(model), LOSS, batch(), changing, noise=noise)
+    private_step(model, sgd(model), LOSS, batch(), changing.phase(4), noise=noise, bounds=0.5)
+    assert noise.std == 3.0
+
+
+@pytest.mark.parametrize(
+    ("given", "bounds"),
+    [
+        (plan(clipping="individual", refresh_every=1), None),
+        (plan(clipping="individual", refresh_every=1), 0.5),
+        (plan().phase(0), None),
+    ],
+)
+def test_bounds_that_the_plan_does_not_know_must_be_given(given, bounds):
+    """Individual clipping without bounds clipped everyone to C, charged for less."""
+    model = small_model()
+    with pytest.raises(ValueError, match=r"bounds=journal\.bounds\(step, indices\)"):
+        private_step(model, sgd(model), LOSS, batch(), given, noise=Silence(), bounds=bounds)
+
+
+@pytest.mark.parametrize("clipping", ["max", "individual"])
+def test_no_example_of_an_own_loop_adds_more_than_the_journal_charges(tmp_path, clipping):
+    """The guide's loop in float64, one example at a time, with phases of noise and bound."""
+    the_plan = plan(
+        n=8, batch_size=4, clipping=clipping, refresh_every=1, levels=16,
+        phases=((5, {"noise_multiplier": 3.0, "max_grad_norm": 0.4}),),
+    )  # fmt: skip
+    model, train = small_model(), TensorDataset(*batch())
+    optimizer, noise = sgd(model), SeededNoise(2)
+    size = sum(p.numel() for p in model.parameters())
+    with Journal.create(tmp_path / "j", the_plan) as journal:
+        for step, (indices, drawn) in enumerate(PoissonLoader(train, the_plan)):
+            phase = the_plan.phase(step)
+            norms = gradient_norms(model, LOSS, train, batch_size=8)
+            journal.record(step, charged_norms(norms, model, phase))
+            journal.charge(step)
+            bounds = journal.bounds(step, range(8))
+            charged = bounds if clipping == "individual" else journal.norms(step).clip(max=bounds)
+            g = grid(phase.noise_std)
+            for row in range(8):
+                one = [t[row : row + 1] for t in train.tensors]
+                room = g * math.sqrt(size) * (1 + 1e-12)
+                sums, _ = clipped_gradients(model, LOSS, one, bounds[row] - room)
+                moved = torch.cat([(s.double() / g).round().flatten() * g for s in sums.values()])
+                assert moved.norm() <= charged[row]
+            private_step(
+                model, optimizer, LOSS, drawn, phase, noise=noise,
+                bounds=journal.bounds(step, indices),
+            )  # fmt: skip
+        assert journal.epsilons().kind == "exact"
+
+
+def test_charged_norms_have_room_for_rounding():
+    model = small_model()
+    size = sum(p.numel() for p in model.parameters())
+    norms = np.array([0.0, 1.0])
+    found = charged_norms(norms, model, plan())
+    assert (found - norms >= [grid(0.75) * math.sqrt(size), 2e-5]).all()
+    assert (found - norms < 3e-5).all()
+    unclipped = plan(clipping="none", noise_multiplier=0)
+    np.testing.assert_array_equal(charged_norms(norms, model, unclipped), norms)
+    with pytest.raises(ValueError, match="the plan has phases"):
+        charged_norms(norms, model, plan(phases=((3, {"noise_multiplier": 6.0}),)))
+
+
+def test_a_gradient_of_a_parameter_that_is_not_trained_is_refused():
+    model, other = small_model(), nn.Linear(2, 1)
+    optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=1.0)
+    private_step(model, optimizer, LOSS, batch(), plan(), noise=Silence())
+    other(torch.ones(1, 2)).sum().backward()
+    model[0].requires_grad_(False)
+    before = [p.detach().clone() for p in (*model.parameters(), *other.parameters())]
+    with pytest.raises(ValueError, match=r"0\.weight; 0\.bias; one of shape \(1, 2\), not the mod"):
+        private_step(model, optimizer, LOSS, batch(), plan(), noise=Silence())
+    after = [*model.parameters(), *other.parameters()]
+    assert all(torch.equal(p, q) for p, q in zip(after, before, strict=True))
+    optimizer.zero_grad(set_to_none=False)
+    private_step(model, optimizer, LOSS, batch(), plan(), noise=Silence())
+
+
+def test_an_optimizer_of_another_model_is_refused():
+    model = small_model()
+    with pytest.raises(ValueError, match="none of the model's trainable parameters"):
+        private_step(model, sgd(small_model()), LOSS, batch(), plan(), noise=Silence())

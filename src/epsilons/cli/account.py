@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from epsilons.accounting.individual import METHODS
-from epsilons.cli.show import print_epsilons
+from epsilons.cli.show import print_epsilons, warn_of_delta
 from epsilons.measured import account as price
 from epsilons.measured import read_norms
 from epsilons.terminal import counting
@@ -55,6 +55,7 @@ def account(
             progress=advance,
         )
     epsilons.to_parquet(target, ids=None if measured.ids is None else measured.ids.tolist())
+    warn_of_delta(delta, len(epsilons))
     console = Console(highlight=False)
     print_epsilons(console, epsilons)
     console.print(f"written         {target} (private: mode 0600)", soft_wrap=True)

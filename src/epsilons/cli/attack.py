@@ -11,6 +11,7 @@ from rich.table import Table
 
 from epsilons.analysis import loss_threshold_attack
 from epsilons.analysis.attack import SPLITS
+from epsilons.analysis.groups import SMALL
 from epsilons.cli.machine import print_json
 from epsilons.runs import Run
 
@@ -48,3 +49,5 @@ def attack(
         "find, a better one may.",
         soft_wrap=True,
     )
+    if any(row.small for row in (*found.rows, found.everyone)):
+        console.print(f"* fewer than {SMALL} members or non-members: too few to say much")

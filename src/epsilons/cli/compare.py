@@ -23,7 +23,7 @@ def compare(
     """Two runs side by side: clippings, clip bounds, private or not (for the curator)."""
     from epsilons.report.compared import number_rows
 
-    left, right = Run.open(run), Run.open(other)
+    left, right = Run.checked(run), Run.checked(other)
     column = by or next((c for c in left.examples.groups if c in right.examples.groups), None)
     found = compared(left, right, column)
     if json:

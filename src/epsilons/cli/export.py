@@ -17,7 +17,7 @@ def export(
     delta: Annotated[float | None, typer.Option(help="δ of the ε's [the plan's].")] = None,
 ) -> None:
     """Id, ε and its certified bound for every training example (for the curator: private)."""
-    opened = Run.open(run)
+    opened = Run.checked(run)
     epsilons = opened.epsilons(delta)
     epsilons.to_parquet(to, ids=opened.examples.ids.tolist())
     Console(highlight=False).print(

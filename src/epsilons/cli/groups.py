@@ -21,11 +21,13 @@ def groups(
         list[str] | None,
         typer.Option(help="A column, or COLUMN,COLUMN for intersections; may be repeated [all]."),
     ] = None,
-    small: Annotated[int, typer.Option(help="Groups below this size are marked.")] = SMALL,
+    small: Annotated[
+        int, typer.Option(help="Groups with fewer examples, in training or held out, are marked.")
+    ] = SMALL,
     json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Who pays more, and is it who is served worse? (for the curator: the output is private)."""
-    folder = Run.open(run)
+    folder = Run.checked(run)
     columns = [tuple(text.split(",")) for text in by or folder.examples.groups]
     if not columns:
         raise ValueError(f"{run} has no columns of groups; give Examples(groups=…) to fit")
@@ -43,14 +45,14 @@ def groups(
         else "NOT PRIVATE: trained without noise, no ε holds for anyone"
     )
     for summary in found:
-        _print(console, summary, epsilons.kind != "none")
+        _print(console, summary, epsilons.kind != "none", small)
 
 
 def _facts(folder: Run, kind: str, method: str) -> dict[str, object]:
     return {"delta": folder.plan.delta, "kind": kind, "method": method}
 
 
-def _print(console: Console, summary: GroupSummary, private: bool) -> None:
+def _print(console: Console, summary: GroupSummary, private: bool, small: int) -> None:
     table = Table(summary.name, "n", "mean ε", "at worst", "train loss", "test accuracy")
     for row in reversed(summary.rows):
         accuracy = "–"
@@ -79,4 +81,7 @@ def _print(console: Console, summary: GroupSummary, private: bool) -> None:
     if summary.rank_correlation is not None:
         console.print(f"rank correlation of accuracy and mean ε: {summary.rank_correlation:+.3f}")
     if any(row.small for row in summary):
-        console.print("* too few examples, in training or held out, to say much", soft_wrap=True)
+        console.print(
+            f"* fewer than {small} examples in training or held out: too few to say much",
+            soft_wrap=True,
+        )

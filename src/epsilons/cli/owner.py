@@ -23,7 +23,7 @@ def owner(
     """The privacy statement of one owner (for that person alone)."""
     if format not in _FORMATS:
         raise ValueError(f"--format {format!r} is unknown; choose one of {', '.join(_FORMATS)}")
-    statement = owner_statement(Run.open(run), identity, delta=delta)
+    statement = owner_statement(Run.checked(run), identity, delta=delta)
     if format == "json":
         print(json.dumps(statement.to_dict(), indent=2, ensure_ascii=False))
     else:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from epsilons.accounting.individual import METHODS
 from epsilons.accounting.plan import Plan
+from epsilons.cli.show import warn_of_delta
 
 
 def plan(
@@ -32,9 +33,15 @@ def plan(
             epochs=epochs,
             max_grad_norm=1.0,
         )
+        if not found.steps:
+            raise ValueError(
+                f"--epochs {epochs:g} is not one step of --batch-size {batch_size} among --n {n}; "
+                f"expected at least {found.sample_rate:g}"
+            )
         worst = (f"{found.worst_case(m):.4f}" for m in METHODS)
         table.add_row(method, f"{found.noise_multiplier:.5f}", *worst)
     assert found is not None
+    warn_of_delta(delta, n)
     console = Console(highlight=False)
     console.print(f"sampling rate {found.sample_rate:.6g}, {found.steps} steps, δ = {delta:g}")
     console.print(table)

@@ -36,7 +36,8 @@ def publish(
 
     The cost is charged to the run's budget first. The same question again is free.
     """
-    folder = Run.open(run)
+    limit = None if limit_epsilon is None else Limit(limit_epsilon, limit_delta)
+    folder = Run.checked(run)
     found = release(
         folder,
         epsilon=epsilon,
@@ -45,7 +46,7 @@ def publish(
         quantiles=_shares(quantiles),
         groups=dict(_column(text) for text in groups or ()),
         method=method,  # type: ignore[arg-type]  # checked where it is used
-        limit=None if limit_epsilon is None else Limit(limit_epsilon, limit_delta),
+        limit=limit,
     )
     table = Table("examples", "statistic", "ε", "95 % interval")
     _add(table, "all", found.everyone)
@@ -58,14 +59,14 @@ def publish(
             else:
                 _add(table, f"{column}={label}", part)
     with Budget.of_run(folder.path) as budget:
-        spent, left, limit = budget.spent, budget.left(delta), budget.limit
-    steps = folder.journal.steps_charged if folder.plan.endless else folder.plan.steps
+        spent, left, fixed = budget.spent, budget.left(delta), budget.limit
+    steps = folder.journal.charged(until=folder.plan.steps)
     total = total_epsilon(folder.plan, spent, folder.plan.delta, steps)
     console = Console(highlight=False)
     console.print(table)
     console.print(
-        f"releases        ε = {spent.epsilon(limit.delta):.4f} of {limit.epsilon:g} at "
-        f"δ = {limit.delta:g}; a further question may cost ε = {left:g} at δ = {delta:g}",
+        f"releases        ε = {spent.epsilon(fixed.delta):.4f} of {fixed.epsilon:g} at "
+        f"δ = {fixed.delta:g}; a further question may cost ε = {left:g} at δ = {delta:g}",
         f"total           ε = {total:.4f} at δ = {folder.plan.delta:g}, training included",
         f"written         {folder.path / 'public'}",
         sep="\n",

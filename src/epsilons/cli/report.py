@@ -29,7 +29,7 @@ def report(
     if public:
         console.print(f"{write_public_report(run)} (public)", soft_wrap=True)
     elif compare is not None:
-        page = write_comparison(Run.open(run), Run.open(compare))
+        page = write_comparison(Run.checked(run), Run.checked(compare))
         console.print(f"{page} (private: mode 0600)", soft_wrap=True)
     else:
-        console.print(f"{write_report(Run.open(run))} (private: mode 0600)", soft_wrap=True)
+        console.print(f"{write_report(Run.checked(run))} (private: mode 0600)", soft_wrap=True)

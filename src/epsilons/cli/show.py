@@ -10,11 +10,21 @@ from epsilons.accounting.results import Epsilons
 _BARS = " ▏▎▍▌▋▊▉█"
 
 
+def warn_of_delta(delta: float, n: int) -> None:
+    """A line on stderr if δ is so large that it allows a whole record to be revealed."""
+    if delta * n >= 1:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(
+            f"delta: {delta:g} is not below 1/n = {1 / n:.2g}; with such a δ, publishing one "
+            "record in full counts as private. Choose it well below 1/n."
+        )
+
+
 def print_epsilons(console: Console, epsilons: Epsilons) -> None:
-    """Worst case, kind, quantiles and a histogram in characters."""
+    """Worst case, kind, quantiles and a histogram in characters; all but the first are private."""
     console.print(
         f"worst case      ε = {epsilons.worst_case:.3f} at δ = {epsilons.delta:g} "
         f"(method {epsilons.method})",
+        "private         the figures below are exact: for the curator alone",
         f"individual ε    {epsilons.kind} for each of {len(epsilons.values)} examples, "
         f"{epsilons.at_worst_case.mean():.1%} at the worst case",
         "quantiles       "
@@ -26,7 +36,9 @@ def print_epsilons(console: Console, epsilons: Epsilons) -> None:
 
 
 def _histogram(epsilons: Epsilons, bins: int = 16, width: int = 50) -> list[str]:
-    """Rows of `ε range, bar, count`."""
+    """Rows of `ε range, bar, count`; none without a finite worst case."""
+    if not np.isfinite(epsilons.worst_case):
+        return ["  no histogram: the worst case is ∞, which promises nothing"]
     counts, edges = np.histogram(epsilons.values, bins=bins, range=(0, epsilons.worst_case))
     eighths = np.ceil(counts / max(1, counts.max()) * width * 8).astype(int)
     return [

@@ -14,17 +14,18 @@ from epsilons.runs import Run
 def status(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> None:
     """Steps, kind, worst case so far, share at the worst case, chain (for the curator)."""
     opened = Run.open(run)
-    verified = opened.journal.verify()
-    plan, epsilons = opened.plan, verified.epsilons
+    verified = opened.verify()
+    plan, journal, epsilons = opened.plan, opened.journal, verified.epsilons
     ours = (opened.path / "public" / "settings.json").exists()
     way_on = "; epsilons resume goes on" if ours else ""
     state = "finished" if opened.finished else f"not finished{way_on}"
     of = "" if plan.endless else f" of {plan.steps}"
-    end = "" if plan.endless else f"; at the end {plan.worst_case(epsilons.method):.3f}"  # type: ignore[arg-type]
+    again = f", and {journal.repeated} more that were repeated" if journal.repeated else ""
+    end = "" if plan.endless else f"; at the end {journal.worst_case(until=plan.steps):.3f}"
     sealed = ", sealed" if verified.sealed else ""
     Console(highlight=False).print(
         f"run             {opened.path} ({state})",
-        f"steps           {verified.steps}{of} charged",
+        f"steps           {verified.steps}{of} charged{again}",
         f"kind            {epsilons.kind}, clipping {plan.clipping}, {plan.n} examples",
         f"worst case      ε = {epsilons.worst_case:.3f} at δ = {epsilons.delta:g} so far{end} "
         f"(method {epsilons.method})",

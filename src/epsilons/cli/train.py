@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from epsilons.cli.show import print_epsilons
+from epsilons.cli.show import print_epsilons, warn_of_delta
 from epsilons.runs import Run
 from epsilons.settings import Settings
 
@@ -46,6 +46,7 @@ def print_run(path: Path, carry_out: Callable[[], Run]) -> None:
     """Carry a run out and print what it has come to; a stopped one says how to go on."""
     try:
         run = carry_out()
+        warn_of_delta(run.plan.delta, run.plan.n)
         console = Console(highlight=False)
         if run.test is not None and run.test.correct is not None:
             right = run.test.correct.mean()

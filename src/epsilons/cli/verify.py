@@ -1,4 +1,4 @@
-"""`epsilons verify`: has anyone changed a run's journal?"""
+"""`epsilons verify`: has anyone changed a run's journal, or what is published of it?"""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from epsilons.runs import Run
 def verify(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> None:
     """Check the journal's chain, anchor and seal, and price it anew (for the curator).
 
-    A journal that was changed is exit code 2 and a sentence that says where.
+    The public plan is compared with it. What was changed is exit code 2 and a sentence that says
+    where.
     """
-    found = Run.open(run).journal.verify()
+    found = Run.open(run).verify()
     how = "and the seal hold" if found.sealed else "hold; not sealed, since the run has not ended"
     Console(highlight=False).print(
-        f"OK: {found.entries} entries, {found.steps} steps; chain, anchor {how}", soft_wrap=True
+        f"OK: {found.entries} entries, {found.steps} steps; chain, anchor, public plan {how}",
+        soft_wrap=True,
     )

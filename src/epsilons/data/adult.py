@@ -116,7 +116,7 @@ def _numbers(column: NDArray[np.str_], name: str, path: Path) -> NDArray[np.floa
     try:
         found = column.astype(np.float64)
     except ValueError as error:
-        raise ValueError(f"{path}, column {name}: {error}") from error
+        raise ValueError(f"{path}, column {name}: a value is not a number") from error
     if not (np.isfinite(found) & (found >= 0)).all():
         raise ValueError(f"{path}, column {name}: a value is negative or not finite")
     return found
@@ -128,7 +128,5 @@ def _one_hot(
     hot: NDArray[np.bool_] = column[:, None] == np.array(values)
     strange = np.flatnonzero(~hot.any(axis=1))
     if len(strange):
-        raise ValueError(
-            f"{path}, column {name}: {str(column[strange[0]])!r} is none of {', '.join(values)}"
-        )
+        raise ValueError(f"{path}, column {name}: a value is none of {', '.join(values)}")
     return hot.astype(np.float64)

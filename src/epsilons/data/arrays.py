@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def npz(file: str | os.PathLike[str], *, test_share: float = 0.2, seed: int = 0)
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as stored:
             arrays = dict(stored)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is not an .npz file of plain arrays: {error}") from error
     for name in ("x", "y"):
         if name not in arrays:
@@ -57,7 +58,7 @@ def _part(path: Path, arrays: dict[str, NDArray[Any]]) -> Part:
         found = {name: f"{array.dtype} {array.shape}" for name, array in arrays.items()}
         raise ValueError(f"{path} has {found}; expected x (n, …) and whole numbers y (n,)")
     if y.min(initial=0) < 0:
-        raise ValueError(f"{path} has a label {y.min()}; expected 0, 1, …")
+        raise ValueError(f"{path} has a negative label; expected 0, 1, …")
     scale = 255 if x.dtype == np.uint8 else 1
     groups = {
         name: column.astype(str)

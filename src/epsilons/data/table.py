@@ -20,7 +20,16 @@ from epsilons.data.official import sha256
 from epsilons.data.split import Data, Part, split
 from epsilons.examples import Examples
 
-Table = dict[str, NDArray[np.str_]]
+
+class Table(dict[str, NDArray[np.str_]]):
+    """Columns by name; `lines` says where in the file each row ends.
+
+    Messages name line and column, never what stands there: a cell is somebody's.
+    """
+
+    def __init__(self, columns: Mapping[str, NDArray[np.str_]], lines: Sequence[int]) -> None:
+        super().__init__(columns)
+        self.lines = lines
 
 
 def csv(
@@ -64,8 +73,8 @@ def csv(
     answers = tuple(classes) or tuple(sorted(set(table[target].tolist())))
     parts = []
     for where, part in zip((path, test_file), tables, strict=False):
-        columns = [_column(where, name, part[name], known[name]) for name in names]
-        y = _labels(where, target, part[target], answers)
+        columns = [_column(where, name, part, known[name]) for name in names]
+        y = _labels(where, target, part, answers)
         examples = Examples(
             ids=np.arange(len(y)) if id is None else part[id],
             owners=None if owner is None else part[owner],
@@ -91,8 +100,8 @@ def _table(path: Path, sums: dict[str, str]) -> Table:
         lines = reader.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
         header = [name.strip() for name in next(lines, [])]
         if len(set(header)) != len(header) or "" in header or not header:
-            raise ValueError(f"{path} begins {header}; expected a header of different names")
-        rows = []
+            raise ValueError(f"{path}, line 1: expected a header of different names")
+        rows, places = [], []
         for row in lines:
             if row and len(row) != len(header):
                 raise ValueError(
@@ -100,13 +109,13 @@ def _table(path: Path, sums: dict[str, str]) -> Table:
                 )
             if row:
                 rows.append([value.strip() for value in row])
+                places.append(lines.line_num)
     except (UnicodeDecodeError, reader.Error) as error:
         raise ValueError(f"{path} is not a CSV file in UTF-8: {error}") from error
     if not rows:
         raise ValueError(f"{path} has a header and no rows")
-    return {
-        name: np.array(values) for name, values in zip(header, zip(*rows, strict=True), strict=True)
-    }
+    columns = zip(header, zip(*rows, strict=True), strict=True)
+    return Table({name: np.array(values) for name, values in columns}, places)
 
 
 def _check_declared(
@@ -160,18 +169,20 @@ def _encoding(
     return known
 
 
-def _column(
-    where: object, name: str, column: NDArray[np.str_], known: Known
-) -> NDArray[np.float32]:
+def _column(where: object, name: str, table: Table, known: Known) -> NDArray[np.float32]:
     """(n, 1) numbers in [0, 1], or (n, categories) zeros and ones."""
+    column = table[name]
     low = known[0] if known else ""
     if isinstance(low, str):
         hot: NDArray[np.bool_] = column[:, None] == np.array(known, dtype=str)
         return hot.astype(np.float32)
     numbers = _numbers(column)
     if numbers is None:
-        wrong = next(v for v in column.tolist() if _numbers(np.array([v])) is None)
-        raise ValueError(f"{where}, column {name}: {wrong!r} is not a number")
+        wrong = next(k for k in range(len(column)) if _numbers(column[k : k + 1]) is None)
+        raise ValueError(
+            f"{where}, line {table.lines[wrong]}, column {name}: expected a number, "
+            "since the column has a range"
+        )
     high = float(known[1])
     return np.clip((numbers - low) / (high - low), 0, 1).astype(np.float32)[:, None]
 
@@ -186,14 +197,14 @@ def _numbers(column: NDArray[np.str_]) -> NDArray[np.float64] | None:
 
 
 def _labels(
-    where: object, target: str, column: NDArray[np.str_], classes: tuple[str, ...]
+    where: object, target: str, table: Table, classes: tuple[str, ...]
 ) -> NDArray[np.int64]:
-    matches: NDArray[np.bool_] = column[:, None] == np.array(classes)
+    matches: NDArray[np.bool_] = table[target][:, None] == np.array(classes)
     strange = np.flatnonzero(~matches.any(axis=1))
     if len(strange):
         raise ValueError(
-            f"{where}, column {target}: {str(column[strange[0]])!r} is none of the classes "
-            f"{', '.join(classes)}"
+            f"{where}, line {table.lines[strange[0]]}, column {target}: expected one of the "
+            f"classes {', '.join(classes)}"
         )
     labels: NDArray[np.int64] = np.argmax(matches, axis=1)
     return labels

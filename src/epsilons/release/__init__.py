@@ -2,7 +2,7 @@
 
 from epsilons.release.budget import Budget, Cost, Limit, OverBudget
 from epsilons.release.clip_bound import ClipBound, release_median_norm
-from epsilons.release.ledger import total_epsilon, write_ledger
+from epsilons.release.ledger import renew_ledger, total_epsilon, write_ledger
 from epsilons.release.owner import Statement, owner_statement
 from epsilons.release.quantiles import Estimate
 from epsilons.release.statistics import (
@@ -29,6 +29,7 @@ __all__ = [
     "release_mean",
     "release_median_norm",
     "release_quantiles",
+    "renew_ledger",
     "statement_html",
     "statement_text",
     "total_epsilon",

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
+from epsilons.accounting import checks
 from epsilons.release.composition import gaussian_epsilon, gaussian_keeps, gaussian_mu
 from epsilons.release.mechanisms import DISTANCE
 
@@ -51,6 +52,10 @@ class Limit:
 
     epsilon: float = 1.0
     delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        checks.positive("the limit's epsilon", self.epsilon)
+        checks.open_unit("the limit's delta", self.delta)
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,6 @@ class Budget:
     def __init__(self, path: str | os.PathLike[str], limit: Limit | None = None) -> None:
         self.path = Path(path)
         asked = Limit() if limit is None else limit
-        gaussian_mu(asked.epsilon, asked.delta)  # refuses what is not an (ε, δ)
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
         self._connection = sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None)
         self._connection.execute("PRAGMA synchronous = FULL")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,12 @@ _COMPOSITION = (
 )
 
 
-def total_epsilon(plan: Plan, spent: Spent, delta: float, steps: int | None = None) -> float:
+def total_epsilon(
+    plan: Plan, spent: Spent, delta: float, steps: int | Sequence[int] | None = None
+) -> float:
     """ε at δ of the training (`steps` of it, or all), the clip bound and all publications.
+
+    `steps` as `Plan.worst_case` takes them: `Journal.charged` counts what was charged again.
 
     Guarantee: an upper bound; see `composed_epsilon`.
     """
@@ -45,27 +50,35 @@ def write_ledger(run: Run, budget: Budget) -> Path:
 
     Of several that write at the same time the one that knows most stays.
     """
-    # What is to come counts too, unless no one knows how much it is.
-    steps = run.journal.steps_charged if run.plan.endless else run.plan.steps
-    page = _page(run.plan, steps, budget)
+    page = _page(run, budget)
     folder = run.path / "public"
     with budget.alone():
-        if _progress(folder / LEDGER) < (page["questions"], page["answered"]):
+        if _progress(folder / LEDGER) <= _knowledge(page):
             _write(folder / LEDGER, page)
             _write(folder / CHECKSUMS, _checksums(folder))
     return folder / LEDGER
 
 
-def _page(plan: Plan, steps: int, budget: Budget) -> dict[str, Any]:
-    entries, limit = budget.entries(), budget.limit
+def renew_ledger(run: Run) -> None:
+    """Bring the public ledger up to date, if anything was let out: training may have gone on."""
+    if Spent.of_run(run.path).questions:
+        with Budget.of_run(run.path) as budget:
+            write_ledger(run, budget)
+
+
+def _page(run: Run, budget: Budget) -> dict[str, Any]:
+    plan, entries, limit = run.plan, budget.entries(), budget.limit
     spent = Spent.on(entries)
+    # What is to come counts too, unless no one knows how much it is.
+    steps = run.journal.charged(until=plan.steps)
     return {
         "questions": len(entries),
         "answered": sum(entry.answer is not None for entry in entries),
         "training": {
             "epsilon": plan.worst_case(steps=steps),
             "delta": plan.delta,
-            "steps": steps,
+            "steps": sum(steps),
+            "repeated_steps": run.journal.repeated,
         },
         "releases": {"epsilon": spent.epsilon(limit.delta), "delta": limit.delta},
         "limit": asdict(limit),
@@ -78,12 +91,16 @@ def _page(plan: Plan, steps: int, budget: Budget) -> dict[str, Any]:
     }
 
 
-def _progress(ledger: Path) -> tuple[int, int]:
-    """How many questions and answers the ledger on disk has."""
+def _progress(ledger: Path) -> tuple[int, int, int]:
+    """How much the ledger on disk knows."""
     if not ledger.exists():
-        return -1, -1
-    page = json.loads(ledger.read_text(encoding="utf-8"))
-    return page["questions"], page["answered"]
+        return -1, -1, -1
+    return _knowledge(json.loads(ledger.read_text(encoding="utf-8")))
+
+
+def _knowledge(page: dict[str, Any]) -> tuple[int, int, int]:
+    """How many questions, answers and steps it has: none of them falls."""
+    return page["questions"], page["answered"], page["training"]["steps"]
 
 
 def _checksums(folder: Path) -> dict[str, str]:

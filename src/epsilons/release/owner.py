@@ -45,12 +45,14 @@ class Statement:
 
     `worst_case` and `individual`: ε of all the owner's records together at `delta`, composed with
     the clip bound and all publications up to `date`; for one record, that record's.
+    `repeated_steps` were charged again after restarts, and are paid for beside `steps`.
     """
 
     owner: str
     date: str
     steps: int
     planned_steps: int | None
+    repeated_steps: int
     delta: float
     kind: str
     method: str
@@ -92,11 +94,11 @@ def owner_statement(run: Run, owner: str, *, delta: float | None = None) -> Stat
     """
     rows = _rows(run, owner)
     at = run.plan.delta if delta is None else float(delta)
-    steps, spent = run.journal.steps_charged, Spent.of_run(run.path)
+    charged, spent = run.journal.charged(), Spent.of_run(run.path)
     found = run.epsilons(at, only=rows)
 
     def worst(d: float) -> NDArray[np.float64]:
-        return np.full(len(rows), run.plan.worst_case(steps=steps, delta=d))
+        return np.full(len(rows), run.plan.worst_case(steps=charged, delta=d))
 
     def observed(d: float) -> NDArray[np.float64]:
         return run.epsilons(d, only=rows).values
@@ -106,14 +108,15 @@ def owner_statement(run: Run, owner: str, *, delta: float | None = None) -> Stat
     return Statement(
         owner=str(owner),
         date=datetime.now(UTC).date().isoformat(),
-        steps=steps,
+        steps=run.journal.steps_charged,
         planned_steps=None if run.plan.endless else run.plan.steps,
+        repeated_steps=run.journal.repeated,
         delta=at,
         kind=found.kind,
         method=found.method,
         releases=spent.questions,
         seeded=run.seed is not None,
-        training_worst_case=run.plan.worst_case(steps=steps, delta=at),
+        training_worst_case=run.plan.worst_case(steps=charged, delta=at),
         worst_case=worst_together,
         individual=min(together, worst_together),
         records=tuple(

@@ -114,13 +114,13 @@ def publish(
         )
     question = {
         "statistics": "individual epsilons",
-        "steps": run.journal.steps_charged,
+        "steps": sum(run.journal.charged()),
         "epsilon": epsilon,
         "delta": delta,
         "groups": {name: labels and [str(x) for x in labels] for name, labels in columns.items()},
         **asdict(ask),
     }
-    upper = run.plan.worst_case(steps=run.journal.steps_charged)
+    upper = run.journal.worst_case()
     if not 0 < upper < np.inf:
         raise ValueError(f"the worst case is {upper}; only a private run of ≥ 1 step has ε's")
 

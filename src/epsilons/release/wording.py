@@ -113,8 +113,9 @@ def _figures(statement: Statement) -> list[tuple[str, str]]:
 
 
 def _steps(statement: Statement) -> str:
-    planned = statement.planned_steps
-    return f"{statement.steps} steps" + ("" if planned is None else f" of {planned}")
+    planned, repeated = statement.planned_steps, statement.repeated_steps
+    text = f"{statement.steps} steps" + ("" if planned is None else f" of {planned}")
+    return text + (f" and {repeated} more that were repeated after a restart" if repeated else "")
 
 
 def _record(record: Record) -> list[tuple[str, str]]:

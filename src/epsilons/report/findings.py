@@ -49,6 +49,7 @@ class Findings:
     seed: int | None
     refreshes: int
     restarts: int
+    repeated: int
     anchor: dict[str, Any]
     accuracy: float | None
     tested: int
@@ -108,6 +109,7 @@ def findings(run: Run) -> Findings:
         seed=run.seed,
         refreshes=len(run.journal.refreshes_now()),
         restarts=run.journal.restarts,
+        repeated=run.journal.repeated,
         anchor=_anchor(run),
         accuracy=None if test is None or test.correct is None else float(test.correct.mean()),
         tested=0 if test is None else len(test),

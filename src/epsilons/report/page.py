@@ -57,6 +57,7 @@ def render_report(found: Findings) -> str:
         guess=sentences.guess(eps.worst_case, eps.delta),
         sure=sentences.sure(found),
         kind=sentences.KINDS[eps.kind],
+        gap=sentences.gap(found.main) if found.main else "",
         sections=sections,
         contents=contents,
         crossed=sentences.groups(found.crossed) if found.crossed else "",
@@ -80,7 +81,6 @@ def render(template: str, **values: Any) -> str:
         "percent": sentences.percent,
         "short": short,
         "signed": sentences.signed,
-        "named": lambda group, by: sentences.named(by, group),
     }
     page = environment.get_template(template).render(**values)
     return re.sub(r"(?<=\d) %", "\u00a0%", page)  # a number and its % stay on one line

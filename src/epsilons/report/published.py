@@ -2,7 +2,7 @@
 
 | file                | what it tells                                                  |
 |---------------------|----------------------------------------------------------------|
-| `plan.json`         | the plan and its worst case                                    |
+| `plan.json`         | the plan, its worst case with the steps repeated               |
 | `anchor.json`       | head, length and seal of the journal                           |
 | `publications.json` | statistics published under differential privacy, and the total |
 """
@@ -21,12 +21,15 @@ from typing import Any, NamedTuple
 from epsilons.accounting.plan import Plan
 from epsilons.analysis.figures import published_intervals
 from epsilons.files import public_file
+from epsilons.release import renew_ledger
 from epsilons.report.charts import Chart, chart, rows_height
 from epsilons.report.page import TITLE, render
 from epsilons.report.sentences import guess
+from epsilons.runs import Run
 
 _EPSILONS = "individual epsilons"
 _BOUND = "median of initial gradient norms"
+_SAME = 1e-6  # relative: the same worst case, computed twice
 
 
 class Number(NamedTuple):
@@ -44,6 +47,7 @@ class Published:
     name: str
     plan: Plan
     worst_case: float
+    repeated: int
     seed: int | None
     anchor: Mapping[str, Any]
     ledger: Mapping[str, Any] | None
@@ -54,8 +58,14 @@ class Published:
 
 
 def write_public_report(run: str | os.PathLike[str]) -> Path:
-    """Write `public/report.html` from the run's public files and say where it is."""
+    """Write `public/report.html` from the run's public files and say where it is.
+
+    In the curator's hands the journal is at hand: the public files are checked against it first,
+    and the costs of publications brought up to date.
+    """
     folder = Path(run) / "public"
+    if (Path(run) / "private" / "journal.sqlite").is_file():
+        renew_ledger(Run.checked(run))
     page = render_public_report(read_published(run)).encode()
     target = folder / "report.html"
     with public_file(target) as file:
@@ -66,7 +76,14 @@ def write_public_report(run: str | os.PathLike[str]) -> Path:
 
 def read_published(run: str | os.PathLike[str]) -> Published:
     """What everyone can read of a run; nothing below `private/` is opened."""
-    folder = Path(run) / "public"
+    try:
+        return _published(Path(run))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{Path(run) / 'public'} was damaged: {error!r}") from error
+
+
+def _published(run: Path) -> Published:
+    folder = run / "public"
     summary = _json(folder / "plan.json")
     if summary is None:
         raise ValueError(f"{run} is not a run folder: {folder / 'plan.json'} is not there")
@@ -79,9 +96,10 @@ def read_published(run: str | os.PathLike[str]) -> Published:
     means = [part["everyone"]["mean"] for part in parts if part["everyone"]["mean"]]
     plan = Plan.from_dict(summary["plan"])
     return Published(
-        name=Path(run).resolve().name,
+        name=run.resolve().name,
         plan=plan,
         worst_case=_worst_case(plan, summary, ledger),
+        repeated=summary.get("repeated_steps", 0),
         seed=summary["seed"],
         anchor=_json(folder / "anchor.json") or {},
         ledger=ledger,
@@ -138,17 +156,24 @@ def _charts(found: Published) -> list[Chart]:
 
 
 def _worst_case(plan: Plan, summary: Mapping[str, Any], ledger: Mapping[str, Any] | None) -> float:
-    """As published with the statistics, else as planned; ∞ if the run is not private."""
+    """As published with the statistics, else with the plan; ∞ if the run is not private."""
     if plan.kind == "none":
         return math.inf
-    if ledger is not None:
-        return float(ledger["training"]["epsilon"])
-    if not summary["worst_case"]:
+    known = summary["worst_case"]
+    planned = float(next(iter(known.values()))) if known else None
+    told = None if ledger is None else float(ledger["training"]["epsilon"])
+    if told is not None and planned is not None and told < planned * (1 - _SAME):
+        raise ValueError(
+            f"publications.json states ε = {told:.4f} for the training, plan.json {planned:.4f}: "
+            "steps were repeated since. `epsilons report --public` renews it in the whole folder"
+        )
+    found = planned if told is None else told
+    if found is None:
         raise ValueError(
             "the plan has no last step, so that its worst case is not known; "
             "it is published with the first statistics (epsilons publish)"
         )
-    return float(next(iter(summary["worst_case"].values())))
+    return found
 
 
 def _quantiles(parts: list[dict[str, Any]]) -> dict[float, Number]:
@@ -174,9 +199,14 @@ def _number(fields: Mapping[str, float]) -> Number:
 
 
 def _json(file: Path) -> dict[str, Any] | None:
-    found: dict[str, Any] | None = (
-        json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-    )
+    if not file.is_file():
+        return None
+    try:
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{file} is damaged: {error}; put it back from a copy of the run folder"
+        ) from error
     return found
 
 

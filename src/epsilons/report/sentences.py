@@ -15,6 +15,7 @@ from epsilons.analysis import (
     LossRelation,
     NormCourse,
 )
+from epsilons.analysis.groups import SMALL
 from epsilons.report.findings import Findings
 
 KINDS = {
@@ -91,22 +92,40 @@ def groups(summary: GroupSummary) -> str:
         f"Mean ε goes from {lowest.mean_epsilon:.3f} ({named(summary.by, lowest.group)}) to "
         f"{highest.mean_epsilon:.3f} ({named(summary.by, highest.group)})."
     )
-    gap = summary.gap
-    if gap is not None:
-        way = "more" if gap.percent >= 0 else "less"
-        text += (
-            f" The least accurate, {named(summary.by, gap.least_accurate)}, pays "
-            f"{percent(abs(gap.percent) / 100)} {way} than the most accurate, "
-            f"{named(summary.by, gap.most_accurate)} (95 % interval "
-            f"{signed(gap.interval.low, 1)} to {signed(gap.interval.high, 1)}\u00a0%)."
-        )
+    if summary.gap is not None:
+        text += f" {gap(summary)}"
     rho = summary.rank_correlation
     if rho is not None:
         text += f" Rank correlation of accuracy and ε over the groups: {signed(rho, 2)}"
         text += ", so the worse served are also less private." if rho < -0.3 else "."
     if any(row.small for row in summary):
-        text += " Groups marked * are too small to say much."
+        text += (
+            f" Groups marked * have fewer than {SMALL} examples in training or held out, too few "
+            "to say much."
+        )
     return text
+
+
+def gap(summary: GroupSummary) -> str:
+    """What the worst served pays beside the best served; nothing if there are no two to compare.
+
+    Who pays more is said only where the interval says so too.
+    """
+    found = summary.gap
+    if found is None:
+        return ""
+    least = f"The worst served, {named(summary.by, found.least_accurate)},"
+    most = f"the best served, {named(summary.by, found.most_accurate)}"
+    interval = (
+        f"95 % interval {signed(found.interval.low, 1)} to {signed(found.interval.high, 1)}\u00a0%"
+    )
+    if found.interval.low <= 0 <= found.interval.high:
+        return (
+            f"{least} and {most}, can’t be told apart in what they pay: "
+            f"{signed(found.percent, 1)}\u00a0% ({interval})."
+        )
+    way = "more" if found.percent >= 0 else "less"
+    return f"{least} pays {percent(abs(found.percent) / 100)} {way} than {most} ({interval})."
 
 
 def loss(relation: LossRelation) -> str:
@@ -177,8 +196,9 @@ def course(found: EpsilonCourse) -> str:
     median = found.quantiles[0.5]
     return (
         f"After {found.steps[half]} of {found.steps[-1]} steps the worst case was "
-        f"{worst[half]:.3f} of {worst[-1]:.3f}, and the median {median[half]:.3f} of "
-        f"{median[-1]:.3f}. From {found.n:,} examples and refreshed norms alone."
+        f"{worst[half]:.3f} of {worst[-1]:.3f}, and the median of {found.n:,} examples "
+        f"{median[half]:.3f} of {median[-1]:.3f}. Theirs is from refreshed norms alone; the "
+        "median of everyone, from all norms that were recorded, stands further up."
     )
 
 

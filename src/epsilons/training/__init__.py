@@ -11,7 +11,7 @@ from epsilons.training.noise import SecureNoise, SeededNoise
 from epsilons.training.norms import clipped_gradients, gradient_norms, supervised
 from epsilons.training.rules import Term, UnsupportedLayer, norm_rule
 from epsilons.training.sampling import PoissonLoader
-from epsilons.training.step import private_step
+from epsilons.training.step import charged_norms, private_step
 
 __all__ = [
     "Ema",
@@ -26,6 +26,7 @@ __all__ = [
     "Term",
     "Together",
     "UnsupportedLayer",
+    "charged_norms",
     "check_model",
     "clipped_gradients",
     "correct_class",

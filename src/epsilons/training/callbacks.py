@@ -66,7 +66,7 @@ class TensorBoard:
         if self._writer is None:
             self._writer = _private_writer(str(step.run.path / "private" / "tensorboard"))
         rate = step.optimizer.param_groups[0]["lr"]
-        epsilon = step.run.plan.worst_case(steps=step.number + 1)
+        epsilon = step.run.journal.worst_case()
         for name, value in (("loss", step.loss), ("lr", rate), ("worst_case", epsilon)):
             self._writer.add_scalar(name, value, step.number)
         self._writer.flush()

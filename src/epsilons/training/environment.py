@@ -16,6 +16,20 @@ import torch
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
+def usable_device(device: torch.device | str) -> torch.device:
+    """The device; a `ValueError` unless a tensor can be put there."""
+    try:
+        where = torch.device(device)
+        torch.empty(1, device=where)
+    # torch refuses in as many ways: an unknown name, a build without it, a driver that is missing
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(
+            f"device={str(device)!r} can't be used here; expected 'cpu', or 'cuda' on a machine "
+            "and with a torch that have it"
+        ) from error
+    return where
+
+
 def environment(where: torch.device) -> dict[str, str]:
     """Versions, processor, threads, device, settings, and this boot of the machine.
 

@@ -12,20 +12,23 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from epsilons.accounting import checks
 from epsilons.accounting.plan import Plan
 from epsilons.examples import Examples
 from epsilons.files import alone_in, destroy, private_file
+from epsilons.journal import Journal
 from epsilons.runs import Run
 from epsilons.training.checkpoint import State, read_checkpoint
 from epsilons.training.checks import check_model
-from epsilons.training.environment import environment
+from epsilons.training.environment import environment, usable_device
 from epsilons.training.evaluation import CorrectFn, outcomes, to_device
 from epsilons.training.identity import difference, identity
 from epsilons.training.interrupt import interruptible
 from epsilons.training.loop import Loop, Step, stream
-from epsilons.training.norms import LossFn
+from epsilons.training.norms import LossFn, trainable
 from epsilons.training.progress import training_bar
 from epsilons.training.sampling import batch_of
+from epsilons.training.step import check_optimizer
 
 PASS_BATCH = 256  # examples at a time in passes over all of them
 
@@ -66,13 +69,17 @@ def fit(
     crash or Ctrl-C ends with the same weights and the same journal. A run that another process is
     training is refused.
 
-    Privacy: the weights after each step, and so the trajectory, are (`plan.worst_case()`,
-    `plan.delta`)-DP for add/remove neighbours.
+    Privacy: the weights after each step, and so the trajectory, are (ε, `plan.delta`)-DP for
+    add/remove neighbours, with ε = `run.journal.worst_case()`: the plan's, unless steps had to be
+    charged again.
     """
     if plan.endless:
         raise ValueError("fit needs a plan with steps or epochs")
-    where = torch.device(device) if device is not None else next(model.parameters()).device
+    if seed is not None:
+        seed = checks.whole("seed", seed, 0)
+    where = usable_device(device) if device is not None else next(model.parameters()).device
     model.to(where)
+    _expect_all_trained(model, optimizer)
     names = Examples.numbered(plan.n) if examples is None else examples
     n = len(train)  # type: ignore[arg-type]
     if n != plan.n or len(names) != n:
@@ -102,25 +109,39 @@ def fit(
                 identity=me,
                 environment=here,
             )
-            last = _last_step(plan, max_epsilon)
-            with closing(loop), training_bar(plan, last) as show:
+            with closing(loop):
                 alone.enter_context(alone_in(run.path / "private"))
                 _expect_unfinished(run)
                 loop.take_up()
-                while state.step < last:
-                    loop.advance(last)
-                    accuracy = None
-                    if evaluate_every and test is not None and state.step % evaluate_every == 0:
-                        right = outcomes(model, loss_fn, correct_fn, test, PASS_BATCH, where)[1]
-                        accuracy = None if right is None else float(right.mean())
-                    show(state.step, loop.loss, accuracy, loop.refresh_seconds)
-                    if interrupted():
-                        loop.stop()
+                last = _last_step(run.journal, max_epsilon)
+                with training_bar(run.journal, last) as show:
+                    while state.step < last:
+                        if not loop.advance(last):
+                            last = _last_step(run.journal, max_epsilon)
+                        accuracy = None
+                        if evaluate_every and test is not None and state.step % evaluate_every == 0:
+                            right = outcomes(model, loss_fn, correct_fn, test, PASS_BATCH, where)[1]
+                            accuracy = None if right is None else float(right.mean())
+                        show(state.step, loop.loss, accuracy, loop.refresh_seconds)
+                        if interrupted():
+                            loop.stop()
                 loop.finish_steps()
         for keys in (state.sampling, state.noise):
             keys.destroy()
         _leave_behind(run, model, loss_fn, correct_fn, train, test, test_examples, where)
     return run
+
+
+def _expect_all_trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    parameters = trainable(model)
+    check_optimizer(model, optimizer, parameters)
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    left_out = [name for name, p in parameters.items() if id(p) not in held]
+    if left_out:
+        raise ValueError(
+            f"the optimizer leaves out {', '.join(left_out)}: clipping would count their gradients "
+            "for nothing. Set requires_grad=False on them, or give them to the optimizer."
+        )
 
 
 def _expect_unfinished(run: Run) -> None:
@@ -135,6 +156,8 @@ def _opened(out: Path, me: dict[str, str]) -> Run | None:
         return None
     run = Run.open(out)
     _expect_unfinished(run)
+    if run.journal.steps_charged:
+        run.journal.check()  # bounds of individual clipping are read from it
     if run.checkpoint_file.exists():
         changed = difference(read_checkpoint(run.checkpoint_file)["identity"], me)
         if changed:
@@ -157,14 +180,15 @@ def _fresh_state(
     return State(model, optimizer, scheduler, callback, sampling, noise, chosen)
 
 
-def _last_step(plan: Plan, max_epsilon: float | None) -> int:
-    """The number of steps that keeps the worst case within `max_epsilon`."""
-    if max_epsilon is None or plan.worst_case() <= max_epsilon:
-        return plan.steps
-    enough, too_many = 0, plan.steps
+def _last_step(journal: Journal, max_epsilon: float | None) -> int:
+    """The number of steps that keeps the worst case within `max_epsilon`; what is paid is taken."""
+    steps = journal.plan.steps
+    if max_epsilon is None or journal.worst_case(until=steps) <= max_epsilon:
+        return steps
+    enough, too_many = journal.steps_charged, steps
     while too_many - enough > 1:
         middle = (enough + too_many) // 2
-        if plan.worst_case(steps=middle) <= max_epsilon:
+        if journal.worst_case(until=middle) <= max_epsilon:
             enough = middle
         else:
             too_many = middle

@@ -24,10 +24,10 @@ from epsilons.training.checkpoint import Pending, Releases, ReplayDiffers, State
 from epsilons.training.evaluation import to_device
 from epsilons.training.interrupt import Interrupted
 from epsilons.training.keystream import Keystream, poisson_draw
-from epsilons.training.noise import GridNoise, rounding_charge
-from epsilons.training.norms import NORM_ERROR, LossFn, gradient_norms, trainable
+from epsilons.training.noise import GridNoise
+from epsilons.training.norms import LossFn, gradient_norms
 from epsilons.training.sampling import batch_of
-from epsilons.training.step import private_step
+from epsilons.training.step import charged_norms, private_step
 
 RANGE = 32  # steps charged ahead at most
 CHECKPOINT_SECONDS = 30.0
@@ -74,16 +74,24 @@ class Loop:
         if self.run.checkpoint_file.exists():
             content = read_checkpoint(self.run.checkpoint_file)
             self.state.load(content)
-            if content["environment"] != self.environment and (
-                self.journal.steps_charged > self.state.step
+            same = content["environment"] == self.environment
+            if self.journal.steps_charged > self.state.step and not (
+                same and self.releases.known_until(self.state.step)
             ):
                 self._renew()
+        elif self.journal.steps_charged:
+            self._renew()  # the keys are lost, so that nothing can be replayed
         else:
             self._save()
+        if self.journal.restarts:
+            self.run.publish_plan()  # in case a crash came before
         self.norms = self._norms_at(self.state.step)
 
-    def advance(self, last: int) -> None:
-        """Take the next step, with what is due before and after it."""
+    def advance(self, last: int) -> bool:
+        """Take the next step, with what is due before and after it.
+
+        False if it was charged before and has to be charged again first.
+        """
         step = self.state.step
         self._refresh(step)
         if step == self.journal.steps_charged:
@@ -93,13 +101,14 @@ class Loop:
             self._step(step)
         except ReplayDiffers:
             self._renew()
-            return
+            return False
         self.spent["step"] += time.monotonic() - began
         self.state.step += 1
         if self.state.step == self.journal.steps_charged:
             self._flush()
         if time.monotonic() - self._saved > CHECKPOINT_SECONDS:
             self._save()
+        return True
 
     def stop(self) -> None:
         """Save, so that the run can be resumed, and say so."""
@@ -181,18 +190,15 @@ class Loop:
             state.callback(Step(step, state.model, state.optimizer, self.loss, self.run))
 
     def _charged(self, norms: NDArray[np.float64], step: int) -> NDArray[np.float64]:
-        """Norms with room for their rounding and for that of the released sum."""
-        if self.plan.kind == "none":
-            return norms
-        size = sum(p.numel() for p in trainable(self.state.model).values())
-        return norms * (1 + NORM_ERROR) + rounding_charge(self.plan.phase(step).noise_std, size)
+        return charged_norms(norms, self.state.model, self.plan.phase(step))
 
-    def _bounds(self, indices: Tensor, bound: float) -> Tensor | None:
-        """Clip bounds of the drawn examples; None where it is the common one."""
+    def _bounds(self, indices: Tensor, bound: float) -> float | Tensor:
+        """Clip bounds of the drawn examples, or the common one."""
         if self.plan.clipping == "none":
-            return torch.tensor(torch.inf)
-        if self.plan.clipping == "max" or self.norms is None or not len(indices):
-            return None
+            return float("inf")
+        if self.plan.clipping == "max":
+            return bound
+        assert self.norms is not None  # thresholds are refreshed at step 0
         chosen = self.norms[indices.numpy()]
         return torch.from_numpy(clipping_thresholds(chosen, bound, self.plan.levels))
 
@@ -215,13 +221,15 @@ class Loop:
     def _renew(self) -> None:
         """Take fresh noise and sampling from here on; what is replayed is charged again."""
         self._flush()
-        self.journal.restart(self.state.step)
-        self.releases.forget_from(self.state.step)
-        again = self.journal.restarts
+        again = self.journal.restarts + 1
         for purpose in ("sampling", "noise"):
             getattr(self.state, purpose).destroy()
             setattr(self.state, purpose, stream(self.seed, purpose, again))
+        # the old keys are gone before the journal goes back: a crash never leaves them with it
         self._save()
+        self.journal.restart(self.state.step)
+        self.releases.forget_from(self.state.step)
+        self.run.publish_plan()
         self.norms = self._norms_at(self.state.step)
 
     def _norms_at(self, step: int) -> NDArray[np.float64] | None:

@@ -202,6 +202,8 @@ def _words_for(coordinates: int) -> int:
 
 def _flat(total: Tensor) -> _Floats:
     """The coordinates in logical order, in host memory, in at least single precision."""
+    if total.is_complex():
+        raise ValueError("a sum is complex; expected real ones: torch.view_as_real(…)")
     wide = torch.promote_types(total.dtype, torch.float32)
     values: _Floats = total.detach().to("cpu", wide).contiguous().numpy().reshape(-1)
     return values

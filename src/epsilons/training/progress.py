@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import TextColumn
 
-from epsilons.accounting.plan import Plan
+from epsilons.journal import Journal
 from epsilons.terminal import counting
 
 _UPDATES = 50  # of the worst case so far, which takes some milliseconds each
@@ -16,7 +16,7 @@ _UPDATES = 50  # of the worst case so far, which takes some milliseconds each
 
 @contextmanager
 def training_bar(
-    plan: Plan, last: int
+    journal: Journal, last: int
 ) -> Iterator[Callable[[int, float, float | None, float], None]]:
     """A bar with loss, accuracy, worst case so far, time of the last refresh and time left."""
     if not Console(stderr=True).is_terminal:
@@ -34,7 +34,7 @@ def training_bar(
             if done > until:
                 # of a step ahead, so that what is shown is never too small
                 until = min(last, done - 1 + every)
-                epsilon = plan.worst_case(steps=until)
+                epsilon = journal.worst_case(until=until)
             facts = [f"loss {loss:.3f}", f"ε so far {epsilon:.2f}", f"refresh {refresh:.1f} s"]
             if accuracy is not None:
                 facts.insert(1, f"accuracy {accuracy:.1%}")

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from epsilons.accounting.plan import Phase, Plan
 from epsilons.training.allocator import keep_freed_memory
 from epsilons.training.noise import rounding_charge
-from epsilons.training.norms import LossFn, clipped_gradients, trainable
+from epsilons.training.norms import NORM_ERROR, LossFn, clipped_gradients, trainable
+
+Bounds = float | Tensor | NDArray[np.float64]
 
 
 class Noise(Protocol):
@@ -31,13 +35,16 @@ def private_step(
     plan: Plan | Phase,
     *,
     noise: Noise,
-    bounds: float | Tensor | None = None,
+    bounds: Bounds | None = None,
     micro_batch: int | None = None,
 ) -> Tensor:
     """Take one private step; the norms (B,) of the batch's gradients come back.
 
     `batch` is a Poisson draw, or None for an empty one: then the step adds noise only.
-    `bounds` is each example's clip bound (B,), at most `plan.max_grad_norm`, which is the default.
+    `plan` is a plan without phases, or `plan.phase(step)`. `bounds` is each example's clip bound
+    (B,), or one for all, at most `plan.max_grad_norm`, which is the default under common clipping.
+    Under individual clipping, and with a phase, it must be given: `journal.bounds(step, indices)`.
+
     The gradient left in `.grad` is (Σ clipped + N(0, noise_std²)) / batch_size, with the
     *expected* batch size: the number really drawn is private. Clipping leaves room for the
     rounding of the sum to the noise's grid, so that no example moves it by more than its bound.
@@ -45,11 +52,12 @@ def private_step(
     """
     keep_freed_memory()
     parameters = trainable(model)
+    check_optimizer(model, optimizer, parameters)
+    limits = _limits(plan, bounds)
     if batch is None:
         sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
         norms = torch.empty(0, dtype=torch.float64)
     else:
-        limits = plan.max_grad_norm if bounds is None else bounds
         if plan.noise_std > 0:
             size = sum(p.numel() for p in parameters.values())
             limits = _with_room(limits, plan, size)
@@ -63,7 +71,78 @@ def private_step(
     return norms
 
 
-def _with_room(bounds: float | Tensor, plan: Plan | Phase, size: int) -> float | Tensor:
+def check_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, parameters: dict[str, Tensor]
+) -> None:
+    """A `ValueError` if the optimizer would apply gradients without noise, or train nothing.
+
+    A step sets the gradients of the model's trainable `parameters`. What lies in `.grad` of
+    another one, frozen after a backward pass say, would be applied as it is at every step.
+    """
+    trained = {id(p) for p in parameters.values()}
+    held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+    stale = [p for key, p in held.items() if key not in trained and _has_gradient(p)]
+    if stale:
+        names = {id(p): name for name, p in model.named_parameters()}
+        which = [names.get(id(p), f"one of shape {tuple(p.shape)}, not the model's") for p in stale]
+        raise ValueError(
+            f"parameters that are not trained have a gradient ({'; '.join(which)}), and the "
+            "optimizer would apply it at every step without noise. Clear it with "
+            "optimizer.zero_grad(), or leave these parameters out of the optimizer."
+        )
+    if trained.isdisjoint(held):
+        raise ValueError(
+            "the optimizer holds none of the model's trainable parameters; build it of "
+            "model.parameters()"
+        )
+
+
+def _has_gradient(parameter: Tensor) -> bool:
+    gradient = parameter.grad  # zeros, as zero_grad(set_to_none=False) leaves them, do no harm
+    return gradient is not None and (gradient.is_sparse or bool(gradient.any()))
+
+
+def charged_norms(
+    norms: NDArray[np.float64], model: nn.Module, plan: Plan | Phase
+) -> NDArray[np.float64]:
+    """Norms to be recorded: no less than what an example can add to the sum that is released.
+
+        ‖g_i‖ · (1 + 2e-5) + g·√d
+
+    The first term covers the rounding of the norms, the second that of the sum to the noise's
+    grid, for d parameters. `plan` is a plan without phases, or `plan.phase(step)`.
+    """
+    _expect_one_phase(plan)
+    if plan.noise_std == 0:
+        return norms
+    size = sum(p.numel() for p in trainable(model).values())
+    return norms * (1 + NORM_ERROR) + rounding_charge(plan.noise_std, size)
+
+
+def _expect_one_phase(plan: Plan | Phase) -> None:
+    if isinstance(plan, Plan) and plan.phases:
+        raise ValueError(
+            "the plan has phases, and noise, bound and batch size are those of one; "
+            "pass plan.phase(step)"
+        )
+
+
+def _limits(plan: Plan | Phase, bounds: Bounds | None) -> Bounds:
+    """The bounds to clip to; refused where they can't be those that the plan charges for."""
+    _expect_one_phase(plan)
+    clipping = plan.clipping if isinstance(plan, Plan) else None
+    if bounds is None and clipping == "max":
+        return plan.max_grad_norm
+    if bounds is None or (clipping == "individual" and isinstance(bounds, (int, float))):
+        what = "a phase" if clipping is None else f"clipping={clipping!r}"
+        raise ValueError(
+            f"bounds={bounds}; {what} needs those of the batch's examples: "
+            "bounds=journal.bounds(step, indices)"
+        )
+    return bounds
+
+
+def _with_room(bounds: Bounds, plan: Plan | Phase, size: int) -> float | Tensor:
     """The bounds less what the rounding of `size` sums to the noise's grid may add."""
     if isinstance(bounds, (int, float)):
         least = most = bounds
