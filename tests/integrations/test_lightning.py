@@ -18,6 +18,7 @@ from epsilons.training import (  # noqa: E402
     private_step,
     supervised,
 )
+from epsilons.training.noise import rounding_charge  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 N = 60
@@ -97,6 +98,35 @@ def test_a_model_with_private_step(tmp_path):
     journal = callback.accounted.run.journal
     assert (journal.steps_charged, journal.refreshes) == (9, (0, 4, 8))
     np.testing.assert_allclose(journal.norms(0), first, rtol=1e-4)
+
+
+class PhasedModule(ManualModule):
+    """The same for any plan."""
+
+    def training_step(self, batch, index):
+        (callback,) = (c for c in self.trainer.callbacks if isinstance(c, IndividualPrivacy))
+        bounds = callback.accounted.run.journal.bounds(index, batch[0])
+        phase = self.plan.phase(index)
+        private_step(
+            self, self.optimizers(), LOSS, batch[1], phase, noise=self.noise, bounds=bounds
+        )
+
+
+@pytest.mark.parametrize("clipping", ["max", "individual"])
+def test_norms_have_room_for_the_noise_of_their_phase(tmp_path, clipping):
+    plan = Plan(
+        n=N, batch_size=10, steps=9, noise_multiplier=1.0, max_grad_norm=2.0, delta=1e-4,
+        refresh_every=4, phases=((4, {"noise_multiplier": 1e5}),), clipping=clipping,
+    )  # fmt: skip
+    module = PhasedModule(plan)
+    flat = TensorDataset(torch.zeros(N, 4), data().tensors[1])
+    callback = IndividualPrivacy(
+        lambda m, b: 0 * LOSS(m, b), out=tmp_path / "run", plan=plan, dataset=flat
+    )
+    trainer(callback, max_epochs=1).fit(module, PoissonLoader(flat, plan))
+    journal = callback.accounted.run.journal
+    assert journal.norms(0) == pytest.approx(rounding_charge(2.0, 15))
+    assert journal.norms(8) == pytest.approx(rounding_charge(2e5, 15))
 
 
 @pytest.mark.parametrize(

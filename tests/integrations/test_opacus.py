@@ -185,8 +185,9 @@ def test_models_that_are_not_wrapped(tmp_path):
 def test_the_run_folder_is_complete_and_the_optimizer_let_go(tmp_path):
     _, model, optimizer, criterion, loader = private()
     before = optimizer.step_hook
-    with attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run"):
+    with attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run") as attached:
         loop(model, optimizer, criterion, loader)
+    attached.let_go()
     assert optimizer.step_hook is before
     run = Run.open(tmp_path / "run")
     assert run.finished
@@ -221,9 +222,93 @@ def test_dropout_is_an_estimate(tmp_path):
 
 
 def refused(sentence, tmp_path, model, optimizer, loader, **options):
+    before = optimizer.step_hook if isinstance(optimizer, DPOptimizer) else None
     with pytest.raises(ValueError, match=sentence):
         attach(model, optimizer, loader, **{"loss_fn": LOSS, "out": tmp_path / "run", **options})
     assert not (tmp_path / "run").exists()
+    assert getattr(optimizer, "step_hook", None) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"refresh_every": 0}, "refresh_every=0; expected a whole number of steps ≥ 1"),
+        ({"batch_size": 0}, "batch_size=0; expected a number of examples ≥ 1"),
+        ({"batch_size": -1}, "batch_size=-1; expected a number"),
+        ({"loss_fn": None}, "loss_fn=None; expected a function"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_at_the_door(tmp_path, options, sentence):
+    _, model, optimizer, _, loader = private()
+    refused(sentence, tmp_path, model, optimizer, loader, **options)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "prv", "gdp"])
+@pytest.mark.filterwarnings("ignore:GDP accounting is experimental")
+def test_steps_that_were_taken_before_are_refused(tmp_path, accountant):
+    """They were left out: five epochs before attaching, one after, reported as one."""
+    _, model, optimizer, criterion, loader = private(accountant=accountant)
+    loop(model, optimizer, criterion, loader, epochs=1)
+    refused("knows 6 steps already", tmp_path, model, optimizer, loader)
+
+
+def test_attaching_twice_is_refused(tmp_path):
+    _, model, optimizer, criterion, loader = private()
+    with attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "first"):
+        refused("attached to this optimizer already", tmp_path, model, optimizer, loader)
+        loop(model, optimizer, criterion, loader, epochs=1)
+    with pytest.raises(ValueError, match="knows 6 steps already"):
+        attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "second")
+
+
+def test_training_on_after_the_end_warns_once(tmp_path):
+    engine, model, optimizer, criterion, loader = private()
+    before = optimizer.step_hook
+    with attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run") as attached:
+        loop(model, optimizer, criterion, loader, epochs=1)
+    with pytest.warns(UserWarning, match=r"ended with close\(\); this step") as warned:
+        loop(model, optimizer, criterion, loader, epochs=1)
+    assert sum("ended with close" in str(w.message) for w in warned) == 1
+    assert optimizer.step_hook is before
+    assert engine.accountant.history == [(SIGMA, 1 / 6, 12)]
+    assert attached.run.journal.verify().steps == 6
+
+
+@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize("late", [True, False])
+def test_a_step_hook_that_was_replaced_is_noticed_and_nothing_sealed(tmp_path, again, late):
+    """Its steps were missing: the run was sealed with none, and a worst case of 0."""
+    engine, model, optimizer, criterion, loader = private()
+    attached = attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run")
+    ours = optimizer.step_hook
+    if late:
+        loop(model, optimizer, criterion, loader, epochs=1)
+    optimizer.attach_step_hook(engine.accountant.get_optimizer_hook_fn(sample_rate=1 / 6))
+    loop(model, optimizer, criterion, loader, epochs=1)
+    if again:
+        optimizer.attach_step_hook(ours)
+    for act in (attached.epsilons, attached.close):
+        with pytest.raises(ValueError, match="step hook was replaced"):
+            act()
+    assert not Run.open(tmp_path / "run").finished
+
+
+def test_a_wrapped_step_hook_stops_the_loop(tmp_path):
+    _, model, optimizer, criterion, loader = private()
+    attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run")
+    ours = optimizer.step_hook
+    optimizer.attach_step_hook(lambda o: ours(o))
+    with pytest.raises(ValueError, match="Attach step hooks of your own before accounting"):
+        loop(model, optimizer, criterion, loader, epochs=1)
+
+
+def test_a_step_hook_of_ones_own_is_called_as_before(tmp_path):
+    _, model, optimizer, criterion, loader = private()
+    seen = []
+    optimizer.attach_step_hook(seen.append)
+    with attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run"):
+        loop(model, optimizer, criterion, loader, epochs=1)
+    assert len(seen) == 6
 
 
 @pytest.mark.parametrize(
@@ -300,6 +385,41 @@ def test_another_data_set_is_refused(tmp_path):
             dataset=data(60))  # fmt: skip
 
 
+class Rows(torch.utils.data.Dataset):
+    """Examples as dictionaries, pictures changed a little: an augmentation."""
+
+    def __init__(self, order):
+        self.order = order
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        x, y = data()[self.order[i]]
+        return {"x": x + 0.1 * torch.rand(()), "y": int(y), "id": str(self.order[i])}
+
+
+def row_loss(model, batch):
+    return LOSS(model, (batch["x"], batch["y"]))
+
+
+def test_the_same_examples_in_another_order_are_refused(tmp_path):
+    """Everyone got someone else's ε."""
+    order = torch.randperm(N).tolist()
+    shuffled = TensorDataset(*(t[order] for t in data().tensors))
+    _, model, optimizer, _, loader = private()
+    refused("has another label than the loader's", tmp_path, model, optimizer, loader,
+            dataset=shuffled)  # fmt: skip
+    _, model, optimizer, _, loader = private(dataset=Rows(range(N)))
+    refused("has another label than the loader's", tmp_path, model, optimizer, loader,
+            dataset=Rows(order), loss_fn=row_loss)  # fmt: skip
+
+
+def test_labels_are_compared_and_pictures_may_differ(tmp_path):
+    _, model, optimizer, _, loader = private(dataset=Rows(range(N)))
+    attach(model, optimizer, loader, dataset=Rows(range(N)), loss_fn=row_loss, out=tmp_path / "run")
+
+
 def test_parameters_that_clipping_does_not_count_are_refused(tmp_path):
     model = network()
     engine = PrivacyEngine()
@@ -309,6 +429,17 @@ def test_parameters_that_clipping_does_not_count_are_refused(tmp_path):
         max_grad_norm=BOUND,
     )  # fmt: skip
     refused("does not hold the model's trainable parameters", tmp_path, model, optimizer, loader)
+
+
+def test_a_gradient_left_on_a_frozen_layer_is_refused(tmp_path):
+    """Loops that clear gradients after the step applied it once, without noise."""
+    model = network()
+    LOSS(model, data().tensors).mean().backward()
+    model[0].requires_grad_(False)
+    _, model, optimizer, _, loader = private(model=model)
+    refused(r"have a gradient \(0\.weight; 0\.bias\)", tmp_path, model, optimizer, loader)
+    optimizer.zero_grad()
+    attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run")
 
 
 def test_ghost_clipping_to_another_bound_than_the_noise_is_refused(tmp_path):
@@ -328,6 +459,67 @@ def test_noise_or_bound_that_change_stop_the_loop_before_the_step(tmp_path, name
         loop(model, optimizer, criterion, loader, epochs=1)
     assert attached.run.journal.steps_charged == 6
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+def test_a_rate_that_changes_stops_the_loop_before_the_step(tmp_path):
+    _, model, optimizer, criterion, loader = private()
+    attached = attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run")
+    loop(model, optimizer, criterion, loader, epochs=1)
+    loader.batch_sampler.sample_rate = 0.5
+    with pytest.raises(ValueError, match=r"sample_rate is 0\.5 at step 6 and was"):
+        loop(model, optimizer, criterion, loader, epochs=1)
+    assert attached.run.journal.steps_charged == 6
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_a_loss_that_changes_later_is_found_and_nothing_sealed(tmp_path, mode):
+    """It was compared at the first step alone, and the values were called exact."""
+    _, model, optimizer, criterion, loader = private(mode)
+    factor = [1.0]
+    attached = attach(
+        model, optimizer, loader, loss_fn=lambda m, b: factor[0] * LOSS(m, b),
+        out=tmp_path / "run", refresh_every=1,
+    )  # fmt: skip
+
+    def changing():
+        with attached:
+            loop(model, optimizer, criterion, loader, epochs=1)
+            factor[0] = 1.3
+            loop(model, optimizer, criterion, loader, epochs=1)
+
+    with pytest.raises(ValueError, match="step 6: the gradient norms that Opacus clipped by"):
+        changing()
+    assert attached.run.journal.steps_charged == 6
+    assert attached.run.journal.refreshes == (0, 1, 2, 3, 4, 5)
+    with pytest.raises(ValueError, match="may be false before it"):
+        attached.close()
+    assert not Run.open(tmp_path / "run").finished
+
+
+@pytest.mark.parametrize("strange", [[], [0], [0, 60]])
+def test_a_loss_is_compared_whoever_else_has_no_finite_gradient(tmp_path, strange):
+    """One gradient that is no number switched the comparison off."""
+    some = data()
+    some.tensors[0][strange] = torch.nan
+    _, model, optimizer, criterion, loader = private(dataset=some)
+    attach(model, optimizer, loader, loss_fn=lambda m, b: 3 * LOSS(m, b), out=tmp_path / "run")
+    with pytest.raises(ValueError, match="are not those of loss_fn"):
+        loop(model, optimizer, criterion, loader)
+
+
+def test_a_loss_is_compared_after_an_empty_batch(tmp_path):
+    _, model, optimizer, criterion, loader = private()
+    attach(
+        model, optimizer, loader, loss_fn=lambda m, b: 3 * LOSS(m, b), out=tmp_path / "run",
+        refresh_every=1,
+    )  # fmt: skip
+    empty = [t[:0] for t in data().tensors]
+    model.forbid_grad_accumulation()
+    optimizer.zero_grad()
+    model(empty[0]).sum().backward()
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"step 1: .* are not those of loss_fn"):
+        loop(model, optimizer, criterion, loader)
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])

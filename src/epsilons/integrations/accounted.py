@@ -19,17 +19,19 @@ from epsilons.examples import Examples
 from epsilons.files import private_file
 from epsilons.runs import Run
 from epsilons.training import check_model, gradient_norms
-from epsilons.training.noise import rounding_charge
-from epsilons.training.norms import NORM_ERROR, LossFn, trainable
+from epsilons.training.norms import NORM_ERROR, LossFn
+from epsilons.training.step import charged_norms
 
 CANARIES = 3
 Collate = Callable[[list[Any]], Any]
+Look = Callable[[NDArray[np.float64]], None]
 
 
 class Accounted:
     """A run that another loop carries out: `.run`, `.epsilons()`, and `.close()` at the end.
 
     `resting` is entered around every pass over the data: whatever hangs on the model rests there.
+    `on_grid`: the noise is `private_step`'s, and norms have room for the rounding to its grid.
     """
 
     def __init__(
@@ -46,6 +48,10 @@ class Accounted:
         resting: Callable[[], AbstractContextManager[None]] = nullcontext,
         on_grid: bool = False,
     ) -> None:
+        if not callable(loss_fn):
+            raise ValueError(f"loss_fn={loss_fn!r}; expected a function of model and batch")
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"batch_size={batch_size!r}; expected a number of examples ≥ 1")
         n = len(dataset)  # type: ignore[arg-type]
         first = collate_fn([dataset[k] for k in range(min(n, CANARIES))])
         with resting():
@@ -55,8 +61,7 @@ class Accounted:
         self.run = Run.create(out, plan, names, random_loss=self.random_loss)
         self._model, self._loss_fn, self._dataset = model, loss_fn, dataset
         self._batch_size, self._collate, self._resting = batch_size, collate_fn, resting
-        size = sum(p.numel() for p in trainable(model).values())
-        self._margin = rounding_charge(plan.noise_std, size) if on_grid else 0.0
+        self._on_grid = on_grid
         self._closed = False
 
     def __repr__(self) -> str:
@@ -65,11 +70,15 @@ class Accounted:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *exception: object) -> None:
+        try:
+            self.close()
+        except ValueError:
+            if kind is None:  # else what went wrong in the loop says more
+                raise
 
-    def before_step(self) -> NDArray[np.float64] | None:
-        """Record what is due and charge the next step; the norms (n,) if they were computed."""
+    def before_step(self, look: Look | None = None) -> None:
+        """Record what is due and charge the next step; `look` sees the norms (n,) before that."""
         journal = self.run.journal
         step = journal.steps_charged
         norms = None
@@ -83,9 +92,12 @@ class Accounted:
                     collate_fn=self._collate,
                     seed=step,
                 )
-            journal.record(step, norms * (1 + NORM_ERROR) + self._margin)
+            if look is not None:
+                look(norms)
+            phase = journal.plan.phase(step)
+            room = charged_norms(norms, self._model, phase) if self._on_grid else None
+            journal.record(step, norms * (1 + NORM_ERROR) if room is None else room)
         journal.charge(step, anchored=norms is not None)
-        return norms
 
     def epsilons(self, delta: float | None = None) -> Epsilons:
         """ε of every example for the steps taken so far, in data set order."""

@@ -21,7 +21,8 @@ class IndividualPrivacy(pl.Callback):
 
     With Opacus: `hooks` is what `make_private(..., wrap_model=False)` returned first. With
     `private_step` in a `training_step` of manual optimization: `plan`, and the train loader is
-    `PoissonLoader(dataset, plan)`. `loss_fn(module, batch)` gives one loss per example.
+    `PoissonLoader(dataset, plan)`; bounds, if needed, are `accounted.run.journal.bounds(...)`.
+    `loss_fn(module, batch)` gives one loss per example.
     """
 
     def __init__(
