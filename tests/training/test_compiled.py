@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +36,40 @@ raise SystemExit(os.waitpid(child, 0)[1])
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes don't fork here")
 def test_on_one_thread_a_forked_process_finds_the_same():
     assert subprocess.run([sys.executable, "-c", FORKED], check=False, timeout=120).returncode == 0
+
+
+NARROW = """
+import torch
+from epsilons.training.rules import tiles
+from epsilons.training.rules.filters import filter_gradients
+from epsilons.training.rules.outer import outer_sums
+from epsilons.training.rules.pairs import pair_sums
+from walks import SAME, slowly
+
+assert tiles.LANES == 8
+torch.manual_seed(0)
+for places, d, p in ((7, 35, 13), (8, 32, 16)):
+    a, g = torch.randn(3, places, d), torch.randn(3, places, p)
+    expected = g.double().mT @ a.double()
+    formed, squares, totals = outer_sums(a, g)
+    assert torch.allclose(formed.double(), expected, atol=1e-4)
+    for found in (squares, pair_sums(a, g, 0.01)[0]):
+        assert torch.allclose(found.double(), expected.square().sum((1, 2)), rtol=1e-5)
+for channels, outputs in ((3, 5), (16, 8)):
+    source, places = torch.randn(2, channels, 9, 9), torch.randn(2, outputs, 9, 9)
+    found = filter_gradients(source, places, SAME)[0]
+    assert torch.allclose(found.double(), slowly(source, places, SAME), atol=1e-4)
+print("agree")
+"""
+
+
+def test_loops_agree_where_vectors_are_short():
+    environment = {**os.environ, "NUMBA_ENABLE_AVX": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", NARROW],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=Path(__file__).parent,
+    )
+    assert done.stdout == "agree\n", done.stderr

@@ -22,9 +22,9 @@ from epsilons.training.compiled import reordered, share_out
 from epsilons.training.rules import tiles
 from epsilons.training.rules.contractions import Geometry, Sizes
 from epsilons.training.rules.squares import square
-from epsilons.training.rules.tiles import FLOATS, LANES, WHOLES, turn
+from epsilons.training.rules.tiles import FLOATS, LANES, SIDE, WHOLES, WIDE, turn
 
-_OUTPUTS, _VECTORS = 4, 3  # of a tile: as many sums as there are registers
+_OUTPUTS, _VECTORS = 8 if WIDE else 4, 3  # of a tile: as many sums as registers hold
 _PLACES = 128  # in one chain of sums; so many chains are added in single precision,
 _STRETCH = 32 * _PLACES  # and what they come to in double precision
 
@@ -201,12 +201,12 @@ def _channels_last(
     """Write an image where it is looked for, its channels side by side; padding stays zero."""
     channels, height, wide = image.shape
     flat, first, last = image.reshape(-1), max(0, left), min(width, wide + left)
-    together = channels - channels % LANES if last - first >= LANES else 0
+    together = channels - channels % SIDE if last - first >= SIDE else 0
     for line in range(max(0, above), min(lines, height + above)):
         seen, target = (line - above) * wide - left, line * width * pitch
-        for c in range(0, together, LANES):
-            for column in range(first, last, LANES):
-                at = min(column, last - LANES)
+        for c in range(0, together, SIDE):
+            for column in range(first, last, SIDE):
+                at = min(column, last - SIDE)
                 start = c * height * wide + seen + at
                 turn(flat, start, height * wide, x, target + at * pitch + c, pitch)
         for c in range(together, channels):
@@ -296,7 +296,7 @@ def _tile(
         out = tiles.address(context, builder, FLOATS, sums, to)
 
         def number(t: Any, r: int) -> Any:
-            return builder.load(tiles.moved(builder, g, t, pitch, r))
+            return tiles.spread(builder, builder.load(tiles.moved(builder, g, t, pitch, r)))
 
         def seen(t: Any) -> list[Any]:
             begin = builder.load(builder.gep(place, [t]))

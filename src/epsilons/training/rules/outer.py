@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from epsilons.training.compiled import reordered, share_out
-from epsilons.training.rules.tiles import COLUMNS, LANES, ROWS, VECTORS, copy, tile
+from epsilons.training.rules.tiles import COLUMNS, LANES, ROWS, copy, tile
 
 MOST_PLACES = 128  # one chain of sums in single precision errs by less than 1e-5
 
@@ -54,27 +54,29 @@ def _some(
 ) -> None:
     places, width, height = a.shape[1], a.shape[2], g.shape[2]
     panels = -(-width // COLUMNS)
-    left = np.zeros(places * ROWS + LANES, a.dtype)
+    left = np.zeros(places * LANES, a.dtype)
     right = np.zeros(panels * places * COLUMNS, a.dtype)
     edge = np.empty(ROWS * COLUMNS, a.dtype)
     flat = formed.reshape(-1)
     for i in range(first, last):
         _add_up(g[i], totals[i])
         for panel in range(panels):
-            _pack_columns(a[i], panel * COLUMNS, right[panel * places * COLUMNS :])
+            _pack(a[i], panel * COLUMNS, COLUMNS, right[panel * places * COLUMNS :])
         square = 0.0
-        for row in range(0, height, ROWS):
-            _pack_rows(g[i], row, left)
+        for first_row in range(0, height, LANES):
+            _pack(g[i], first_row, LANES, left)
             for panel in range(panels):
                 column, begin = panel * COLUMNS, panel * places * COLUMNS
-                if row + ROWS <= height and column + COLUMNS <= width:
-                    at = (i * height + row) * width + column
-                    square += tile(left, 0, 1, ROWS, right, begin, COLUMNS, places, flat, at, width)
-                    continue
-                square += tile(left, 0, 1, ROWS, right, begin, COLUMNS, places, edge, 0, COLUMNS)
-                for r in range(min(ROWS, height - row)):
-                    for c in range(min(COLUMNS, width - column)):
-                        formed[i, row + r, column + c] = edge[r * COLUMNS + c]
+                for row in range(first_row, min(first_row + LANES, height), ROWS):
+                    at = row - first_row
+                    if row + ROWS <= height and column + COLUMNS <= width:
+                        to = (i * height + row) * width + column
+                        square += tile(left, at, LANES, right, begin, places, flat, to, width)
+                        continue
+                    square += tile(left, at, LANES, right, begin, places, edge, 0, COLUMNS)
+                    for r in range(min(ROWS, height - row)):
+                        for c in range(min(COLUMNS, width - column)):
+                            formed[i, row + r, column + c] = edge[r * COLUMNS + c]
         squares[i] = square
 
 
@@ -87,27 +89,15 @@ def _add_up(rows: _Floats, total: _Floats) -> None:
 
 
 @reordered()
-def _pack_columns(x: _Floats, first: int, packed: _Floats) -> None:
-    """Some columns of every place side by side; what isn't there has stayed zero."""
+def _pack(x: _Floats, first: int, count: int, packed: _Floats) -> None:
+    """Some columns, whole vectors, of every place side by side; zeros where there are none."""
     places, width = x.shape
     flat = x.reshape(-1)
     for t in range(places):
-        if first + COLUMNS <= width:
-            for v in range(VECTORS):
-                copy(flat, t * width + first + v * LANES, packed, t * COLUMNS + v * LANES)
+        if first + count <= width:
+            for lane in range(0, count, LANES):
+                copy(flat, t * width + first + lane, packed, t * count + lane)
         else:
-            for c in range(width - first):
-                packed[t * COLUMNS + c] = x[t, first + c]
-
-
-@reordered()
-def _pack_rows(x: _Floats, first: int, packed: _Floats) -> None:
-    """The same for fewer columns than a vector has: the next place overwrites what is too much."""
-    places, width = x.shape
-    flat = x.reshape(-1)
-    for t in range(places):
-        if first + LANES <= width:
-            copy(flat, t * width + first, packed, t * ROWS)
-        else:
-            for r in range(ROWS):
-                packed[t * ROWS + r] = x[t, first + r] if first + r < width else x.dtype.type(0)
+            for c in range(count):
+                seen = first + c < width
+                packed[t * count + c] = x[t, first + c] if seen else x.dtype.type(0)

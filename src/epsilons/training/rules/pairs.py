@@ -1,7 +1,6 @@
 """Sums over pairs of places by compiled loops, in host memory: nothing is written but the sums.
 
-Products are symmetric, so half of them will do; four rows and three columns at a time share what
-they read.
+Products are symmetric, so half of them will do; a tile of rows and columns shares what it reads.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from epsilons.training.compiled import reordered, share_out
+from epsilons.training.rules.tiles import LANES, ROWS, VECTORS, products
 
 MOST_NUMBERS = 4096  # in a row: their sums in single precision err by less than 1e-5
-
-_ROWS, _COLUMNS = 4, 3  # as many sums as there are registers
 
 _Floats = NDArray[Any]
 
@@ -65,22 +63,29 @@ def _some(
     cancelled: NDArray[np.bool_],
 ) -> None:
     places = a.shape[1]
-    ours = np.empty((_ROWS, _COLUMNS), a.dtype)
-    theirs = np.empty((_ROWS, _COLUMNS), a.dtype)
+    ours_padded, theirs_padded = _room(a), _room(g)
+    ours, theirs = np.empty(LANES, a.dtype), np.empty(LANES, a.dtype)
     for i in range(first, last):
+        x, width = _filled(a[i], ours_padded)
+        y, height = _filled(g[i], theirs_padded)
         square = term = total = length = 0.0
-        for t in range(0, places, _ROWS):
-            for u in range(t, places, _COLUMNS):
-                _products(a[i], t, u, ours)
-                _products(g[i], t, u, theirs)
-                for row in range(min(_ROWS, places - t)):
-                    for column in range(min(_COLUMNS, places - u)):
-                        if u + column > t + row:
-                            square += 2 * ours[row, column] * theirs[row, column]
-                            total += 2 * theirs[row, column]
-                        elif u + column == t + row:
-                            term += ours[row, column] * theirs[row, column]
-                            length += theirs[row, column]
+        for t in range(0, places, ROWS):
+            for u in range(t, places, VECTORS):
+                products(x, t * width, u * width, width, width, ours)
+                products(y, t * height, u * height, height, height, theirs)
+                if u >= t + ROWS:
+                    for lane in range(LANES):
+                        square += 2 * (ours[lane] * theirs[lane])
+                        total += 2 * theirs[lane]
+                    continue
+                for lane in range(LANES):
+                    ahead = u + lane % VECTORS - (t + lane // VECTORS)
+                    if ahead > 0:
+                        square += 2 * (ours[lane] * theirs[lane])
+                        total += 2 * theirs[lane]
+                    elif ahead == 0:
+                        term += ours[lane] * theirs[lane]
+                        length += theirs[lane]
         square += term
         total += length
         squares[i], totals[i] = square, total
@@ -88,26 +93,19 @@ def _some(
 
 
 @reordered()
-def _products(x: _Floats, t: int, u: int, found: _Floats) -> None:
-    """Products of rows from t with rows from u; where there are none, the last one stands in."""
-    end = len(x) - 1
-    x0, x1, x2, x3 = x[t], x[min(t + 1, end)], x[min(t + 2, end)], x[min(t + 3, end)]
-    y0, y1, y2 = x[u], x[min(u + 1, end)], x[min(u + 2, end)]
-    a0 = b0 = c0 = a1 = b1 = c1 = a2 = b2 = c2 = a3 = b3 = c3 = x.dtype.type(0)
-    for i in range(x.shape[1]):
-        a0 += x0[i] * y0[i]
-        b0 += x0[i] * y1[i]
-        c0 += x0[i] * y2[i]
-        a1 += x1[i] * y0[i]
-        b1 += x1[i] * y1[i]
-        c1 += x1[i] * y2[i]
-        a2 += x2[i] * y0[i]
-        b2 += x2[i] * y1[i]
-        c2 += x2[i] * y2[i]
-        a3 += x3[i] * y0[i]
-        b3 += x3[i] * y1[i]
-        c3 += x3[i] * y2[i]
-    found[0, 0], found[0, 1], found[0, 2] = a0, b0, c0
-    found[1, 0], found[1, 1], found[1, 2] = a1, b1, c1
-    found[2, 0], found[2, 1], found[2, 2] = a2, b2, c2
-    found[3, 0], found[3, 1], found[3, 2] = a3, b3, c3
+def _room(rows: _Floats) -> _Floats:
+    """Zeros for the rows of one example, filled up to whole tiles; none if they are such."""
+    places, width = rows.shape[1:]
+    full = max(LANES, width + -width % LANES)
+    if places % ROWS == 0 and width == full:
+        return np.zeros((0, 0), rows.dtype)
+    return np.zeros((places + -places % ROWS, full), rows.dtype)
+
+
+@reordered()
+def _filled(rows: _Floats, room: _Floats) -> tuple[_Floats, int]:
+    """The rows of one example one after the other, in whole tiles; how long each is."""
+    if room.size == 0:
+        return rows.reshape(-1), rows.shape[1]
+    room[: rows.shape[0], : rows.shape[1]] = rows
+    return room.reshape(-1), room.shape[1]

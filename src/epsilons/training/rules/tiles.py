@@ -12,18 +12,24 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, config
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
-LANES = 8
-VECTORS = 2
-ROWS, COLUMNS = 6, VECTORS * LANES  # of a tile: as many sums as there are registers
+# What numba compiles for: 32 registers of 16 numbers, or 16 of 8.
+_features: Any = get_host_cpu_features
+WIDE = "+avx512f" in (config.CPU_FEATURES or _features()).split(",")  # type: ignore[attr-defined]
+
+LANES = 16 if WIDE else 8
+ROWS, VECTORS = 4, LANES // 4  # of a tile: as many sums as lanes, and registers for what they read
+COLUMNS = VECTORS * LANES
+SIDE = 8  # of a square that is turned
 FLOATS = types.Array(types.float32, 1, "C")
 WHOLES = types.Array(types.int64, 1, "C")
 _FUSED = ("contract",)  # a product and the sum it goes into may be rounded once
 
 _FLOAT, _WHOLE, _PLACE = ir.FloatType(), ir.IntType(64), ir.IntType(32)
-_VECTOR = ir.VectorType(_FLOAT, LANES)
+_VECTOR, _SHORT = ir.VectorType(_FLOAT, LANES), ir.VectorType(_FLOAT, SIDE)
 ZERO = ir.Constant(_VECTOR, [0.0] * LANES)
 
 _intrinsic: Any = intrinsic  # numba itself gives the first argument
@@ -35,64 +41,98 @@ def tile(
     typing: Any,
     left: Any,
     at: Any,
-    row: Any,
     step: Any,
     right: Any,
     begin: Any,
-    pitch: Any,
     count: Any,
     out: Any,
     to: Any,
     stride: Any,
 ) -> Any:
-    """out[to + r·stride + c] = Σ_t left[at + r·row + t·step] · right[begin + t·pitch + c].
+    """out[to + r·stride + c] = Σ_t left[at + t·step + r] · right[begin + t·COLUMNS + c].
 
     For a tile of rows and columns, over `count` ≥ 1 places t. The sum of its squares comes back.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        left, at, row, step, right, begin, pitch, count, out, to, stride = args
+        left, at, step, right, begin, count, out, to, stride = args
         x = address(context, builder, FLOATS, left, at)
-        rows = [builder.gep(x, [builder.mul(row, whole(r))]) for r in range(ROWS)]
         y = address(context, builder, FLOATS, right, begin)
         target = address(context, builder, FLOATS, out, to)
 
         def number(t: Any, r: int) -> Any:
-            return builder.load(moved(builder, rows[r], t, step))
+            return spread(builder, builder.load(moved(builder, x, t, step, r)))
 
         def seen(t: Any) -> list[Any]:
+            pitch = whole(COLUMNS)
             return [load(builder, moved(builder, y, t, pitch, v * LANES)) for v in range(VECTORS)]
 
-        squares = ZERO
+        squares = [ZERO] * VECTORS
         for r, sums in enumerate(accumulated(builder, count, ROWS, VECTORS, number, seen)):
             for v, value in enumerate(sums):
                 store(builder, value, moved(builder, target, whole(r), stride, v * LANES))
                 square = builder.fmul(value, value, flags=_FUSED)
-                squares = builder.fadd(squares, square, flags=_FUSED)
-        return _across(builder, squares)
+                squares[v] = builder.fadd(squares[v], square, flags=_FUSED)
+        total = squares[0]
+        for others in squares[1:]:
+            total = builder.fadd(total, others)
+        return _across(builder, total)
 
     signature = types.float32(
-        FLOATS, _number, _number, _number, FLOATS, _number, _number, _number, FLOATS, _number,
-        _number,
-    )  # fmt: skip
+        FLOATS, _number, _number, FLOATS, _number, _number, FLOATS, _number, _number
+    )
     return signature, generate
 
 
 @_intrinsic
 def turn(typing: Any, rows: Any, start: Any, step: Any, columns: Any, to: Any, stride: Any) -> Any:
-    """columns[to + c·stride + r] = rows[start + r·step + c] for a square of lanes."""
+    """columns[to + c·stride + r] = rows[start + r·step + c] for a square."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rows, start, step, columns, to, stride = args
         x = address(context, builder, FLOATS, rows, start)
         y = address(context, builder, FLOATS, columns, to)
-        lanes = [whole(lane) for lane in range(LANES)]
-        square = [load(builder, moved(builder, x, r, step)) for r in lanes]
-        for c, column in zip(lanes, _turned(builder, square), strict=True):
+        places = [whole(place) for place in range(SIDE)]
+        square = [load(builder, moved(builder, x, r, step), _SHORT) for r in places]
+        for c, column in zip(places, _turned(builder, square), strict=True):
             store(builder, column, moved(builder, y, c, stride))
         return context.get_dummy_value()
 
     return types.void(FLOATS, _number, _number, FLOATS, _number, _number), generate
+
+
+@_intrinsic
+def products(
+    typing: Any, x: Any, first: Any, second: Any, pitch: Any, count: Any, found: Any
+) -> Any:
+    """found[r·VECTORS + c] = Σ_k x[first + r·pitch + k] · x[second + c·pitch + k].
+
+    Over `count` ≥ 1 numbers k, a multiple of the lanes.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        x, first, second, pitch, count, found = args
+        rows, columns = (
+            [
+                moved(builder, address(context, builder, FLOATS, x, begin), whole(r), pitch)
+                for r in range(number)
+            ]
+            for begin, number in ((first, ROWS), (second, VECTORS))
+        )
+
+        def number(k: Any, r: int) -> Any:
+            return load(builder, moved(builder, rows[r], k, whole(LANES)))
+
+        def seen(k: Any) -> list[Any]:
+            return [load(builder, moved(builder, y, k, whole(LANES))) for y in columns]
+
+        steps = builder.udiv(count, whole(LANES))
+        sums = accumulated(builder, steps, ROWS, VECTORS, number, seen)
+        total = _sums_of(builder, [s for row in sums for s in row])
+        store(builder, total, address(context, builder, FLOATS, found, whole(0)))
+        return context.get_dummy_value()
+
+    return types.void(FLOATS, _number, _number, _number, _number, FLOATS), generate
 
 
 @_intrinsic
@@ -117,7 +157,7 @@ def accumulated(
 ) -> list[list[Any]]:
     """Σ_t left(t, r)·right(t)[v] over `count` ≥ 1 places t: vectors of sums by r and v.
 
-    `left` gives a number, `right` the vectors of a place.
+    `left` gives a vector (see `spread`), `right` those of a place.
     """
     before, loop = builder.block, builder.append_basic_block("places")
     after = builder.append_basic_block("sums")
@@ -129,10 +169,10 @@ def accumulated(
     seen = right(t)
     totals = []
     for r, row in enumerate(sums):
-        factor = _spread(builder, left(t, r))
-        products = [builder.fmul(factor, vector, flags=_FUSED) for vector in seen]
-        pairs = zip(row, products, strict=True)
-        totals.append([builder.fadd(s, product, flags=_FUSED) for s, product in pairs])
+        factor = left(t, r)
+        terms = [builder.fmul(factor, vector, flags=_FUSED) for vector in seen]
+        pairs = zip(row, terms, strict=True)
+        totals.append([builder.fadd(s, term, flags=_FUSED) for s, term in pairs])
     for row, total in zip(sums, totals, strict=True):
         for s, value in zip(row, total, strict=True):
             s.add_incoming(ZERO, before)
@@ -161,14 +201,14 @@ def moved(builder: Any, start: Any, count: Any, step: Any, rest: int = 0) -> Any
     return builder.gep(start, [builder.add(builder.mul(count, step), whole(rest))])
 
 
-def load(builder: Any, start: Any) -> Any:
-    vector = builder.load(builder.bitcast(start, _VECTOR.as_pointer()))
+def load(builder: Any, start: Any, kind: Any = _VECTOR) -> Any:
+    vector = builder.load(builder.bitcast(start, kind.as_pointer()))
     vector.align = 4
     return vector
 
 
 def store(builder: Any, vector: Any, start: Any) -> None:
-    builder.store(vector, builder.bitcast(start, _VECTOR.as_pointer())).align = 4
+    builder.store(vector, builder.bitcast(start, vector.type.as_pointer())).align = 4
 
 
 def _across(builder: Any, vector: Any) -> Any:
@@ -181,21 +221,37 @@ def _across(builder: Any, vector: Any) -> Any:
 
 
 def _turned(builder: Any, rows: list[Any]) -> list[Any]:
-    """The columns of a square of lanes, given by its rows."""
-    for width in (1, 2, 4):  # blocks of so many lanes change places with those of the next rows
-        pairs = [(r, r + width) for r in range(LANES) if not r & width]
+    """The columns of a square, given by its rows."""
+    for width in (1, 2, 4):  # blocks of so many columns change places with those of the next rows
         mixed = list(rows)
-        for upper, lower in pairs:
-            ours = [c if not c & width else c - width + LANES for c in range(LANES)]
-            theirs = [c + width if not c & width else c + LANES for c in range(LANES)]
-            for row, lanes in ((upper, ours), (lower, theirs)):
-                order = ir.Constant(ir.VectorType(_PLACE, LANES), lanes)
-                mixed[row] = builder.shuffle_vector(rows[upper], rows[lower], order)
+        for upper in (r for r in range(SIDE) if not r & width):
+            pair = rows[upper], rows[upper + width]
+            mixed[upper], mixed[upper + width] = _exchanged(builder, *pair, width)
         rows = mixed
     return rows
 
 
-def _spread(builder: Any, number: Any) -> Any:
+def _exchanged(builder: Any, upper: Any, lower: Any, width: int) -> tuple[Any, Any]:
+    """Two vectors whose blocks of `width` lanes, every other one, have changed places."""
+    count = upper.type.count
+    ours = [c if not c & width else c - width + count for c in range(count)]
+    theirs = [c + width if not c & width else c + count for c in range(count)]
+    orders = [ir.Constant(ir.VectorType(_PLACE, count), lanes) for lanes in (ours, theirs)]
+    first, second = (builder.shuffle_vector(upper, lower, order) for order in orders)
+    return first, second
+
+
+def _sums_of(builder: Any, vectors: list[Any]) -> Any:
+    """The sum of each of as many vectors as there are lanes, as one vector."""
+    width = 1
+    while width < LANES:
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        vectors = [builder.fadd(*_exchanged(builder, *pair, width)) for pair in pairs]
+        width *= 2
+    return vectors[0]
+
+
+def spread(builder: Any, number: Any) -> Any:
     """A vector of the same number."""
     nothing = ir.Constant(_VECTOR, ir.Undefined)
     vector = builder.insert_element(nothing, number, ir.Constant(_PLACE, 0))
