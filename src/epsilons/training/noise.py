@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
 from epsilons.accounting import checks
-from epsilons.training.compiled import compiled_threads
 from epsilons.training.gaussian import gaussian_units
 from epsilons.training.keystream import Keystream
+from epsilons.training.threads import go_through, share_out
 
 _GRID_BITS = 32
 _UNITS_LIMIT = 2.0**62  # the noise stays below 2³⁷ units, so the total fits into int64
@@ -30,6 +30,7 @@ _BLOCK = 16 * _CHUNK  # coordinates whose random words are drawn together
 
 _Words = NDArray[np.uint64]
 _Floats = NDArray[np.floating[Any]]
+_Counts = NDArray[np.int64]
 
 
 def grid(std: float) -> float:
@@ -101,15 +102,13 @@ class GridNoise:
         begin = self.keystream.position
         largest = max(map(len, exact.values()), default=0)
         scratch = np.empty(min(_BLOCK, _words_for(largest)), np.uint64)
-        threads = min(torch.get_num_threads(), -(-largest // _CHUNK))
-        with compiled_threads(threads):
-            for name, values in exact.items():
-                for start in range(0, values.size, _BLOCK):
-                    part, to = (a[start : start + _BLOCK] for a in (values, noisy[name]))
-                    words = self.keystream.fill(scratch[: _words_for(part.size)])
-                    if _add_noise(threads, words, std / g, part, g, to):
-                        self.keystream.seek(begin)  # what was drawn goes no further than here
-                        raise _out_of_range(name, g)
+        for name, values in exact.items():
+            for start in range(0, values.size, _BLOCK):
+                part, to = (a[start : start + _BLOCK] for a in (values, noisy[name]))
+                words = self.keystream.fill(scratch[: _words_for(part.size)])
+                if _add_noise(words, std / g, part, g, to):
+                    self.keystream.seek(begin)  # what was drawn goes no further than here
+                    raise _out_of_range(name, g)
         return {name: _like(total, noisy[name]) for name, total in sums.items()}
 
 
@@ -136,47 +135,49 @@ class SeededNoise(GridNoise):
         super().__init__(Keystream.seeded(seed, b"noise"))
 
 
-def _add_noise(
-    threads: int, words: _Words, scale: float, exact: _Floats, g: float, noisy: _Floats
-) -> int:
+def _add_noise(words: _Words, scale: float, exact: _Floats, g: float, noisy: _Floats) -> bool:
     """Noise for a block, the same on any number of threads; `words` is used up.
 
-    Returns how many sums don't fit the grid: where there are any, `noisy` means nothing.
+    Returns whether a sum doesn't fit the grid: then `noisy` means nothing.
     """
     chunks = -(-exact.size // _CHUNK)
-    run = _in_turn if min(threads, chunks) == 1 else _at_once
-    return int(run(chunks, words, scale, exact, g, noisy))
+    outside = np.zeros(chunks, np.int64)
+    share_out(chunks, _some, _at_once, words, scale, exact, g, noisy, outside)
+    return bool(outside.any())
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _in_turn(
-    chunks: int, words: _Words, scale: float, exact: _Floats, g: float, noisy: _Floats
-) -> int:
-    outside = 0
-    for chunk in range(chunks):
-        outside += _add_to_chunk(chunk, words, scale, exact, g, noisy)
-    return outside
-
-
-@njit(cache=True, nogil=True, parallel=True, error_model="numpy")
 def _at_once(
-    chunks: int, words: _Words, scale: float, exact: _Floats, g: float, noisy: _Floats
-) -> int:
-    outside = 0
-    for chunk in prange(chunks):
-        outside += _add_to_chunk(chunk, words, scale, exact, g, noisy)
-    return outside
+    threads: int,
+    count: int,
+    words: _Words,
+    scale: float,
+    exact: _Floats,
+    g: float,
+    noisy: _Floats,
+    outside: _Counts,
+) -> Any:
+    return go_through(_some, threads, count, (words, scale, exact, g, noisy, outside))
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _add_to_chunk(
-    chunk: int, words: _Words, scale: float, exact: _Floats, g: float, noisy: _Floats
-) -> int:
-    first, last = chunk * _CHUNK, min((chunk + 1) * _CHUNK, exact.size)
-    its = words[first : last + last % 2]
-    units = its.view(np.float64)
-    gaussian_units(its, scale, units)
-    return int(_add_units(exact[first:last], units, g, noisy[first:last]))
+def _some(
+    first: int,
+    last: int,
+    words: _Words,
+    scale: float,
+    exact: _Floats,
+    g: float,
+    noisy: _Floats,
+    outside: _Counts,
+) -> None:
+    """Some chunks; how many sums of each don't fit goes to `outside`."""
+    for chunk in range(first, last):
+        begin, end = chunk * _CHUNK, min((chunk + 1) * _CHUNK, exact.size)
+        its = words[begin : end + end % 2]
+        units = its.view(np.float64)
+        gaussian_units(its, scale, units)
+        outside[chunk] = _add_units(exact[begin:end], units, g, noisy[begin:end])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

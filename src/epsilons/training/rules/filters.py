@@ -13,16 +13,17 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import prange, types
+from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
-from epsilons.training.compiled import reordered, share_out
+from epsilons.training.compiled import reordered
 from epsilons.training.rules import tiles
 from epsilons.training.rules.contractions import Geometry, Sizes
 from epsilons.training.rules.squares import square
 from epsilons.training.rules.tiles import FLOATS, LANES, SIDE, WHOLES, WIDE, turn
+from epsilons.training.threads import go_through, share_out
 
 _OUTPUTS, _VECTORS = 8 if WIDE else 4, 3  # of a tile: as many sums as registers hold
 _PLACES = 128  # in one chain of sums; so many chains are added in single precision,
@@ -138,22 +139,18 @@ def _pitch(numbers: int) -> int:
     return numbers + LANES if numbers % (4 * LANES) == 0 else numbers
 
 
-@reordered(parallel=True)
+@reordered()
 def _at_once(
     threads: int,
+    count: int,
     images: _Floats,
     places: _Floats,
     walk: _Walk,
     found: _Floats,
     squares: _Floats,
     totals: _Floats,
-) -> None:
-    above, left, lines, width, pitch, begins, steps, filled = walk
-    n = len(images)
-    for t in prange(threads):
-        # Numbers and arrays reach a thread, but no tuple of them.
-        its = _Walk(above, left, lines, width, pitch, begins, steps, filled)
-        _some(t * n // threads, (t + 1) * n // threads, images, places, its, found, squares, totals)
+) -> Any:
+    return go_through(_some, threads, count, (images, places, walk, found, squares, totals))
 
 
 @reordered()

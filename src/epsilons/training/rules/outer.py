@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import prange
 from numpy.typing import NDArray
 from torch import Tensor
 
-from epsilons.training.compiled import reordered, share_out
+from epsilons.training.compiled import reordered
 from epsilons.training.rules.tiles import COLUMNS, LANES, ROWS, copy, tile
+from epsilons.training.threads import go_through, share_out
 
 MOST_PLACES = 128  # one chain of sums in single precision errs by less than 1e-5
 
@@ -33,13 +33,17 @@ def outer_sums(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return formed, squares, totals
 
 
-@reordered(parallel=True)
+@reordered()
 def _at_once(
-    threads: int, a: _Floats, g: _Floats, formed: _Floats, squares: _Floats, totals: _Floats
-) -> None:
-    n = len(a)
-    for t in prange(threads):
-        _some(t * n // threads, (t + 1) * n // threads, a, g, formed, squares, totals)
+    threads: int,
+    count: int,
+    a: _Floats,
+    g: _Floats,
+    formed: _Floats,
+    squares: _Floats,
+    totals: _Floats,
+) -> Any:
+    return go_through(_some, threads, count, (a, g, formed, squares, totals))
 
 
 @reordered()

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import prange
 from numpy.typing import NDArray
 from torch import Tensor
 
-from epsilons.training.compiled import reordered, share_out
+from epsilons.training.compiled import reordered
 from epsilons.training.rules.tiles import LANES, ROWS, VECTORS, products
+from epsilons.training.threads import go_through, share_out
 
 MOST_NUMBERS = 4096  # in a row: their sums in single precision err by less than 1e-5
 
@@ -36,19 +36,18 @@ def pair_sums(a: Tensor, g: Tensor, share: float) -> tuple[Tensor, Tensor, Tenso
     return squares, totals, cancelled
 
 
-@reordered(parallel=True)
+@reordered()
 def _at_once(
     threads: int,
+    count: int,
     a: _Floats,
     g: _Floats,
     share: float,
     squares: _Floats,
     totals: _Floats,
     cancelled: NDArray[np.bool_],
-) -> None:
-    n = len(a)
-    for t in prange(threads):
-        _some(t * n // threads, (t + 1) * n // threads, a, g, share, squares, totals, cancelled)
+) -> Any:
+    return go_through(_some, threads, count, (a, g, share, squares, totals, cancelled))
 
 
 @reordered()

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import prange
 from numpy.typing import NDArray
 from torch import Tensor
 
-from epsilons.training.compiled import reordered, share_out
+from epsilons.training.compiled import reordered
 from epsilons.training.rules.contractions import Geometry, gram
+from epsilons.training.threads import go_through, share_out
 
 _Floats = NDArray[Any]
 _Flags = NDArray[np.bool_]
@@ -48,20 +48,18 @@ def _products(images: Tensor) -> _Floats:
     return found
 
 
-@reordered(parallel=True)
+@reordered()
 def _at_once(
     threads: int,
+    count: int,
     pixels: _Floats,
     places: _Floats,
     walk: _Whole,
     share: float,
     squares: _Floats,
     cancelled: _Flags,
-) -> None:
-    n = len(pixels)
-    for t in prange(threads):
-        first, last = t * n // threads, (t + 1) * n // threads
-        _some(first, last, pixels, places, walk, share, squares, cancelled)
+) -> Any:
+    return go_through(_some, threads, count, (pixels, places, walk, share, squares, cancelled))
 
 
 @reordered()

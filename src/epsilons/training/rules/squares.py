@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import prange
 from numpy.typing import NDArray
 from torch import Tensor
 
-from epsilons.training.compiled import reordered, share_out
+from epsilons.training.compiled import reordered
+from epsilons.training.threads import go_through, share_out
 
 PIECE = 4096  # numbers whose squares are summed in single precision
 
@@ -27,11 +27,9 @@ def row_squares(rows: Tensor) -> Tensor:
     return squares
 
 
-@reordered(parallel=True)
-def _at_once(threads: int, rows: _Floats, squares: _Floats) -> None:
-    n = len(rows)
-    for t in prange(threads):
-        _some(t * n // threads, (t + 1) * n // threads, rows, squares)
+@reordered()
+def _at_once(threads: int, count: int, rows: _Floats, squares: _Floats) -> Any:
+    return go_through(_some, threads, count, (rows, squares))
 
 
 @reordered()

@@ -1,0 +1,130 @@
+"""Compiled loops on torch's own threads.
+
+Torch's kernels run on a team of OpenMP threads, which wait for the next one wide awake. A second
+team, such as numba's, would compete with them for the same processors: it is theirs that go
+through a loop of ours as well.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils as _cgutils
+from numba.extending import intrinsic
+
+_TEAM = "epsilons_team"  # void team(void (*each)(void *), void *data, unsigned, unsigned)
+_BYTES, _WHOLE, _NUMBER = ir.IntType(8).as_pointer(), ir.IntType(64), ir.IntType(32)
+_EACH = ir.FunctionType(ir.VoidType(), [_BYTES])
+_intrinsic: Any = intrinsic  # numba itself gives the first argument
+cgutils: Any = _cgutils
+
+
+def share_out(
+    count: int, some: Callable[..., None], at_once: Callable[..., bool], *operands: Any
+) -> None:
+    """Have as many threads as torch's go through `count` items, `some(first, last, *operands)`.
+
+    `at_once(threads, count, *operands)` is `go_through` with the same loop, compiled. On one thread
+    no other is started: a process that has them must not fork.
+    """
+    threads = torch.get_num_threads()
+    if min(threads, count) <= 1:
+        some(0, count, *operands)
+    elif HAS_TEAM:
+        if at_once(threads, count, *operands):
+            raise MemoryError("no memory for the scratch of a compiled loop")
+    else:
+        shares = [(t * count // threads, (t + 1) * count // threads) for t in range(threads)]
+        for done in [_pool(threads).submit(some, *share, *operands) for share in shares]:
+            done.result()
+
+
+@_intrinsic
+def go_through(typing: Any, some: Any, threads: Any, count: Any, operands: Any) -> Any:
+    """Call `some(first, last, *operands)` for a share of `count` items on each thread of the team.
+
+    Whether one of the calls failed comes back.
+    """
+    inner = some.get_call_type(typing, (types.int64, types.int64, *operands.types), {})
+    compiled = some.dispatcher.overloads[inner.args]
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, threads, count, its = args
+        context.active_code_library.add_linking_library(compiled.library)
+        # how many shares were taken, how many failed, how many there are, and of what
+        state = ir.LiteralStructType([_WHOLE] * 4 + [its.type])
+        value = ir.Constant(state, ir.Undefined)
+        for place, part in enumerate((_whole(0), _whole(0), threads, count, its)):
+            value = builder.insert_value(value, part, place)
+        data = cgutils.alloca_once_value(builder, value)
+        each = _each(context, builder.module, state, compiled, inner, len(operands.types))
+        kind = ir.FunctionType(ir.VoidType(), [_EACH.as_pointer(), _BYTES, _NUMBER, _NUMBER])
+        team = cgutils.get_or_insert_function(builder.module, kind, _TEAM)
+        number = builder.trunc(threads, _NUMBER)
+        builder.call(team, [each, builder.bitcast(data, _BYTES), number, ir.Constant(_NUMBER, 0)])
+        failed = builder.load(cgutils.gep_inbounds(builder, data, 0, 1))
+        return builder.icmp_signed("!=", failed, _whole(0))
+
+    return types.boolean(some, types.int64, types.int64, operands), generate
+
+
+def _each(context: Any, module: Any, state: Any, compiled: Any, inner: Any, number: int) -> Any:
+    """The function that every thread runs: take the next share, until there is none."""
+    name = module.get_unique_name(f"{compiled.fndesc.mangled_name}.each")
+    function = ir.Function(module, _EACH, name)
+    function.linkage = "internal"
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    data = builder.bitcast(function.args[0], state.as_pointer())
+    taken, failed, *parts = (cgutils.gep_inbounds(builder, data, 0, i) for i in range(5))
+    threads, count, its = (builder.load(part) for part in parts)
+    loop = builder.append_basic_block("share")
+    work, done = builder.append_basic_block("work"), builder.append_basic_block("done")
+    builder.branch(loop)
+
+    builder.position_at_end(loop)
+    t = builder.atomic_rmw("add", taken, _whole(1), "monotonic")
+    builder.cbranch(builder.icmp_signed("<", t, threads), work, done)
+
+    builder.position_at_end(work)
+    first, last = (
+        builder.sdiv(builder.mul(share, count), threads) for share in (t, builder.add(t, _whole(1)))
+    )
+    operands = cgutils.unpack_tuple(builder, its, number)
+    status, _ = context.call_internal_no_propagate(
+        builder, compiled.fndesc, inner, [first, last, *operands]
+    )
+    builder.atomic_rmw("add", failed, builder.zext(status.is_error, _WHOLE), "monotonic")
+    builder.branch(loop)
+
+    builder.position_at_end(done)
+    builder.ret_void()
+    return function
+
+
+def _whole(value: int) -> Any:
+    return ir.Constant(_WHOLE, value)
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads)
+
+
+def _find_team() -> bool:
+    """Make the function that runs another one on torch's team known to compiled code."""
+    try:
+        team = ctypes.CDLL(torch._C.__file__).GOMP_parallel
+    except (OSError, AttributeError):
+        return False
+    binding.add_symbol(_TEAM, ctypes.cast(team, ctypes.c_void_p).value)
+    return True
+
+
+HAS_TEAM = _find_team()
