@@ -48,6 +48,8 @@ from epsilons.training.taps import Tap, opened, packs_tensors, running_checkpoin
 from epsilons.training.trees import swapped, tensors_in
 from epsilons.training.uses import Use, Weight
 
+_Shaped = tuple[torch.Size, Layout | None]
+
 
 class PresumedWrongly(Exception):
     """A tensor taken for one row per example, because of its size, was something else."""
@@ -157,6 +159,13 @@ class Interception(TorchFunctionMode):
             for part in (out,) if isinstance(out, Tensor) else out:
                 self.mark_rows(part)
             return out
+        question = self._question(func, args, kwargs)
+        if question is not None and question in _ANSWERS:
+            out = func(*args, **kwargs)
+            if not self._answer(out, _ANSWERS[question]):
+                known = [(t, self._layout(t)[0]) for t in tensors_in((args, kwargs))]
+                self._follow(func, args, kwargs, known, out, presumed=False)
+            return out
         weights: list[Weight] = []
         data: list[tuple[Tensor, Layout | None]] = []
         guesses: list[bool] = []
@@ -196,7 +205,11 @@ class Interception(TorchFunctionMode):
             return self._derive(func, args, kwargs, weights)
         out = func(*args, **kwargs)
         if data:
-            self._follow(func, args, kwargs, data, out, presumed)
+            found = self._follow(func, args, kwargs, data, out, presumed)
+            if question is not None:
+                if len(_ANSWERS) >= _MOST_ANSWERS:
+                    _ANSWERS.clear()
+                _ANSWERS[question] = found
         elif self.presume and not tensors:
             self._presume(out)
         return out
@@ -217,18 +230,44 @@ class Interception(TorchFunctionMode):
                 "operations, or call them on the parameter first."
             )
 
+    def _question(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
+        """An operation on data as far as layouts depend on it; None where they may on more."""
+        asked = [func, self.count]
+        for arg in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(arg, Tensor):
+                entry = self._data.get(id(arg))
+                if entry is None or entry[2] or entry[0]() is not arg:
+                    return None
+                asked += arg.shape, entry[1]
+            elif type(arg) in _PLAIN or _all_plain(arg):
+                asked.append(arg)
+            else:
+                return None
+        if func is torch.Tensor.__getitem__ and isinstance(args[1], Tensor):
+            return None  # where an index of tensors leads depends on its numbers
+        return (*asked, tuple(kwargs))
+
     def _follow(
         self, func: Any, args: Any, kwargs: Any, data: Any, out: Any, presumed: bool
-    ) -> None:
-        if isinstance(out, Tensor):
-            self.mark(out, output_layout(func, args, kwargs, data, out, self.count), presumed)
-        elif isinstance(out, (tuple, list)):
-            layouts: dict[torch.Size, Layout | None] = {}
-            for part in tensors_in(out):
-                if part.shape not in layouts:
-                    found = output_layout(func, args, kwargs, data, part, self.count)
-                    layouts[part.shape] = found
-                self.mark(part, layouts[part.shape], presumed)
+    ) -> list[_Shaped]:
+        """Mark what comes out of an operation on data; shapes and layouts of its tensors."""
+        layouts: dict[torch.Size, Layout | None] = {}
+        parts = tensors_in(out)
+        for part in parts:
+            if part.shape not in layouts:
+                found = output_layout(func, args, kwargs, data, part, self.count)
+                layouts[part.shape] = found
+            self.mark(part, layouts[part.shape], presumed)
+        return [(part.shape, layouts[part.shape]) for part in parts]
+
+    def _answer(self, out: Any, shaped: list[_Shaped]) -> bool:
+        """Mark what came out as before; False if it has other shapes, which then say more."""
+        parts = [out] if isinstance(out, Tensor) else tensors_in(out)
+        if [part.shape for part in parts] != [shape for shape, _ in shaped]:
+            return False
+        for part, (_, layout) in zip(parts, shaped, strict=True):
+            self.mark(part, layout)
+        return True
 
     def _assign(self, target: Tensor, index: Any, value: Any) -> None:
         """target[index] = value, which makes data of the target."""
@@ -472,6 +511,10 @@ class Interception(TorchFunctionMode):
             return target.copy_(result)
 
 
+def _all_plain(arg: Any) -> bool:
+    return type(arg) is tuple and all(type(part) in _PLAIN for part in arg)
+
+
 def _unheard(receive: Callable[[Use], None]) -> Callable[[Use], None]:
     """The same, where the interception is active on the way back too: for checkpoints only."""
 
@@ -493,6 +536,22 @@ def _spans(weight: Tensor, place: int) -> bool:
 
 
 _DELIVERED = Formed()  # what comes back is the gradients
+# Layouts of what came out of operations that were asked about before: asking takes time.
+_ANSWERS: dict[tuple[Any, ...], list[_Shaped]] = {}
+_MOST_ANSWERS = 2**14  # batches vary in size
+_PLAIN = frozenset(
+    {
+        int,
+        float,
+        bool,
+        str,
+        type(None),
+        type(Ellipsis),
+        torch.device,
+        torch.dtype,
+        torch.memory_format,
+    }
+)
 _grad = opened(torch.autograd.grad) or torch.autograd.grad
 _DIFFERENTIATING = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 # The commonest operations that give one row for a row, whatever their options: nothing to ask.

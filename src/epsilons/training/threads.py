@@ -19,7 +19,7 @@ from numba import types
 from numba.core import cgutils as _cgutils
 from numba.extending import intrinsic
 
-_TEAM = "epsilons_team"  # void team(void (*each)(void *), void *data, unsigned, unsigned)
+_PARALLEL, _PLACE, _SIZE = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
 _BYTES, _WHOLE, _NUMBER = ir.IntType(8).as_pointer(), ir.IntType(64), ir.IntType(32)
 _EACH = ir.FunctionType(ir.VoidType(), [_BYTES])
 _intrinsic: Any = intrinsic  # numba itself gives the first argument
@@ -58,38 +58,51 @@ def go_through(typing: Any, some: Any, threads: Any, count: Any, operands: Any) 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, threads, count, its = args
         context.active_code_library.add_linking_library(compiled.library)
-        # how many shares were taken, how many failed, how many there are, and of what
-        state = ir.LiteralStructType([_WHOLE] * 4 + [its.type])
+        # how many shares failed, how many there are, and of what
+        state = ir.LiteralStructType([_WHOLE] * 3 + [its.type])
         value = ir.Constant(state, ir.Undefined)
-        for place, part in enumerate((_whole(0), _whole(0), threads, count, its)):
+        for place, part in enumerate((_whole(0), threads, count, its)):
             value = builder.insert_value(value, part, place)
         data = cgutils.alloca_once_value(builder, value)
         each = _each(context, builder.module, state, compiled, inner, len(operands.types))
         kind = ir.FunctionType(ir.VoidType(), [_EACH.as_pointer(), _BYTES, _NUMBER, _NUMBER])
-        team = cgutils.get_or_insert_function(builder.module, kind, _TEAM)
+        team = cgutils.get_or_insert_function(builder.module, kind, _known_as(_PARALLEL))
         number = builder.trunc(threads, _NUMBER)
         builder.call(team, [each, builder.bitcast(data, _BYTES), number, ir.Constant(_NUMBER, 0)])
-        failed = builder.load(cgutils.gep_inbounds(builder, data, 0, 1))
+        failed = builder.load(cgutils.gep_inbounds(builder, data, 0, 0))
         return builder.icmp_signed("!=", failed, _whole(0))
 
     return types.boolean(some, types.int64, types.int64, operands), generate
 
 
 def _each(context: Any, module: Any, state: Any, compiled: Any, inner: Any, number: int) -> Any:
-    """The function that every thread runs: take the next share, until there is none."""
+    """The function that every thread runs: its own share first, and those that nobody has.
+
+    The team may be smaller than was asked for. A thread has the same share at every call, as it has
+    in torch's kernels: what it needs may still be in its cache.
+    """
     name = module.get_unique_name(f"{compiled.fndesc.mangled_name}.each")
     function = ir.Function(module, _EACH, name)
     function.linkage = "internal"
-    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    entry = function.append_basic_block("entry")
+    builder = ir.IRBuilder(entry)
     data = builder.bitcast(function.args[0], state.as_pointer())
-    taken, failed, *parts = (cgutils.gep_inbounds(builder, data, 0, i) for i in range(5))
+    failed, *parts = (cgutils.gep_inbounds(builder, data, 0, i) for i in range(4))
     threads, count, its = (builder.load(part) for part in parts)
+    kind = ir.FunctionType(_NUMBER, [])
+    place, size = (
+        builder.zext(
+            builder.call(cgutils.get_or_insert_function(module, kind, _known_as(name)), []), _WHOLE
+        )
+        for name in (_PLACE, _SIZE)
+    )
     loop = builder.append_basic_block("share")
     work, done = builder.append_basic_block("work"), builder.append_basic_block("done")
     builder.branch(loop)
 
     builder.position_at_end(loop)
-    t = builder.atomic_rmw("add", taken, _whole(1), "monotonic")
+    t = builder.phi(_WHOLE)
+    t.add_incoming(place, entry)
     builder.cbranch(builder.icmp_signed("<", t, threads), work, done)
 
     builder.position_at_end(work)
@@ -101,11 +114,17 @@ def _each(context: Any, module: Any, state: Any, compiled: Any, inner: Any, numb
         builder, compiled.fndesc, inner, [first, last, *operands]
     )
     builder.atomic_rmw("add", failed, builder.zext(status.is_error, _WHOLE), "monotonic")
+    t.add_incoming(builder.add(t, size), builder.block)
     builder.branch(loop)
 
     builder.position_at_end(done)
     builder.ret_void()
     return function
+
+
+def _known_as(name: str) -> str:
+    """What compiled code calls a function of torch's OpenMP: other ones may be loaded as well."""
+    return f"epsilons_{name}"
 
 
 def _whole(value: int) -> Any:
@@ -118,12 +137,14 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 def _find_team() -> bool:
-    """Make the function that runs another one on torch's team known to compiled code."""
+    """Make torch's own OpenMP known to compiled code; False if it is none that has these names."""
     try:
-        team = ctypes.CDLL(torch._C.__file__).GOMP_parallel
+        library = ctypes.CDLL(torch._C.__file__)
+        found = {name: getattr(library, name) for name in (_PARALLEL, _PLACE, _SIZE)}
     except (OSError, AttributeError):
         return False
-    binding.add_symbol(_TEAM, ctypes.cast(team, ctypes.c_void_p).value)
+    for name, function in found.items():
+        binding.add_symbol(_known_as(name), ctypes.cast(function, ctypes.c_void_p).value)
     return True
 
 
