@@ -74,13 +74,13 @@ def _some(
                 products(y, t * height, u * height, height, height, theirs)
                 if u >= t + ROWS:
                     for lane in range(LANES):
-                        square += 2 * (ours[lane] * theirs[lane])
+                        square += 2.0 * ours[lane] * theirs[lane]  # in double precision
                         total += 2 * theirs[lane]
                     continue
                 for lane in range(LANES):
                     ahead = u + lane % VECTORS - (t + lane // VECTORS)
                     if ahead > 0:
-                        square += 2 * (ours[lane] * theirs[lane])
+                        square += 2.0 * ours[lane] * theirs[lane]  # in double precision
                         total += 2 * theirs[lane]
                     elif ahead == 0:
                         term += ours[lane] * theirs[lane]
