@@ -147,17 +147,8 @@ def _add_noise(words: _Words, scale: float, exact: _Floats, g: float, noisy: _Fl
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _at_once(
-    threads: int,
-    count: int,
-    words: _Words,
-    scale: float,
-    exact: _Floats,
-    g: float,
-    noisy: _Floats,
-    outside: _Counts,
-) -> Any:
-    return go_through(_some, threads, count, (words, scale, exact, g, noisy, outside))
+def _at_once(threads: int, count: int, *operands: Any) -> Any:
+    return go_through(_some, threads, count, operands)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

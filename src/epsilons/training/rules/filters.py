@@ -140,17 +140,8 @@ def _pitch(numbers: int) -> int:
 
 
 @reordered()
-def _at_once(
-    threads: int,
-    count: int,
-    images: _Floats,
-    places: _Floats,
-    walk: _Walk,
-    found: _Floats,
-    squares: _Floats,
-    totals: _Floats,
-) -> Any:
-    return go_through(_some, threads, count, (images, places, walk, found, squares, totals))
+def _at_once(threads: int, count: int, *operands: Any) -> Any:
+    return go_through(_some, threads, count, operands)
 
 
 @reordered()

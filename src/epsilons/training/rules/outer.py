@@ -34,16 +34,8 @@ def outer_sums(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @reordered()
-def _at_once(
-    threads: int,
-    count: int,
-    a: _Floats,
-    g: _Floats,
-    formed: _Floats,
-    squares: _Floats,
-    totals: _Floats,
-) -> Any:
-    return go_through(_some, threads, count, (a, g, formed, squares, totals))
+def _at_once(threads: int, count: int, *operands: Any) -> Any:
+    return go_through(_some, threads, count, operands)
 
 
 @reordered()

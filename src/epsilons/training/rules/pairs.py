@@ -37,17 +37,8 @@ def pair_sums(a: Tensor, g: Tensor, share: float) -> tuple[Tensor, Tensor, Tenso
 
 
 @reordered()
-def _at_once(
-    threads: int,
-    count: int,
-    a: _Floats,
-    g: _Floats,
-    share: float,
-    squares: _Floats,
-    totals: _Floats,
-    cancelled: NDArray[np.bool_],
-) -> Any:
-    return go_through(_some, threads, count, (a, g, share, squares, totals, cancelled))
+def _at_once(threads: int, count: int, *operands: Any) -> Any:
+    return go_through(_some, threads, count, operands)
 
 
 @reordered()

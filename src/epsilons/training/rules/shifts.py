@@ -49,17 +49,8 @@ def _products(images: Tensor) -> _Floats:
 
 
 @reordered()
-def _at_once(
-    threads: int,
-    count: int,
-    pixels: _Floats,
-    places: _Floats,
-    walk: _Whole,
-    share: float,
-    squares: _Floats,
-    cancelled: _Flags,
-) -> Any:
-    return go_through(_some, threads, count, (pixels, places, walk, share, squares, cancelled))
+def _at_once(threads: int, count: int, *operands: Any) -> Any:
+    return go_through(_some, threads, count, operands)
 
 
 @reordered()

@@ -28,8 +28,8 @@ def row_squares(rows: Tensor) -> Tensor:
 
 
 @reordered()
-def _at_once(threads: int, count: int, rows: _Floats, squares: _Floats) -> Any:
-    return go_through(_some, threads, count, (rows, squares))
+def _at_once(threads: int, count: int, *operands: Any) -> Any:
+    return go_through(_some, threads, count, operands)
 
 
 @reordered()
