@@ -10,27 +10,15 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from typing import Any
 
-import numpy as np
 import torch
-from numba import njit
-from numpy.typing import NDArray
 from torch import Tensor
 
 from epsilons.accounting import checks
-from epsilons.training.gaussian import gaussian_units
+from epsilons.training.addition import UNITS_LIMIT, add_noise
 from epsilons.training.keystream import Keystream
-from epsilons.training.threads import go_through, share_out
 
 _GRID_BITS = 32
-_UNITS_LIMIT = 2.0**62  # the noise stays below 2³⁷ units, so the total fits into int64
-_CHUNK = 1 << 14  # coordinates that one thread takes at a time: they stay in its cache
-_BLOCK = 16 * _CHUNK  # coordinates whose random words are drawn together
-
-_Words = NDArray[np.uint64]
-_Floats = NDArray[np.floating[Any]]
-_Counts = NDArray[np.int64]
 
 
 def grid(std: float) -> float:
@@ -97,19 +85,15 @@ class GridNoise:
         if std == 0:
             return dict(sums)
         g = grid(std)
-        exact = {name: _flat(total) for name, total in sums.items()}
-        noisy = {name: np.empty_like(values) for name, values in exact.items()}
+        exact = [_in_order(total) for total in sums.values()]
+        noisy = [torch.empty_like(values) for values in exact]
         begin = self.keystream.position
-        largest = max(map(len, exact.values()), default=0)
-        scratch = np.empty(min(_BLOCK, _words_for(largest)), np.uint64)
-        for name, values in exact.items():
-            for start in range(0, values.size, _BLOCK):
-                part, to = (a[start : start + _BLOCK] for a in (values, noisy[name]))
-                words = self.keystream.fill(scratch[: _words_for(part.size)])
-                if _add_noise(words, std / g, part, g, to):
-                    self.keystream.seek(begin)  # what was drawn goes no further than here
-                    raise _out_of_range(name, g)
-        return {name: _like(total, noisy[name]) for name, total in sums.items()}
+        outside = add_noise(self.keystream, std, g, exact, noisy)
+        if outside is not None:
+            self.keystream.seek(begin)  # what was drawn goes no further than here
+            raise _out_of_range(list(sums)[outside], g)
+        pairs = zip(sums.items(), noisy, strict=True)
+        return {name: _like(total, values) for (name, total), values in pairs}
 
 
 class SecureNoise(GridNoise):
@@ -135,75 +119,17 @@ class SeededNoise(GridNoise):
         super().__init__(Keystream.seeded(seed, b"noise"))
 
 
-def _add_noise(words: _Words, scale: float, exact: _Floats, g: float, noisy: _Floats) -> bool:
-    """Noise for a block, the same on any number of threads; `words` is used up.
-
-    Returns whether a sum doesn't fit the grid: then `noisy` means nothing.
-    """
-    chunks = -(-exact.size // _CHUNK)
-    outside = np.zeros(chunks, np.int64)
-    share_out(chunks, _some, _at_once, words, scale, exact, g, noisy, outside)
-    return bool(outside.any())
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _at_once(threads: int, count: int, *operands: Any) -> Any:
-    return go_through(_some, threads, count, operands)
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _some(
-    first: int,
-    last: int,
-    words: _Words,
-    scale: float,
-    exact: _Floats,
-    g: float,
-    noisy: _Floats,
-    outside: _Counts,
-) -> None:
-    """Some chunks; how many sums of each don't fit goes to `outside`."""
-    for chunk in range(first, last):
-        begin, end = chunk * _CHUNK, min((chunk + 1) * _CHUNK, exact.size)
-        its = words[begin : end + end % 2]
-        units = its.view(np.float64)
-        gaussian_units(its, scale, units)
-        outside[chunk] = _add_units(exact[begin:end], units, g, noisy[begin:end])
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _add_units(exact: _Floats, units: _Floats, g: float, noisy: _Floats) -> int:
-    """g·(round(sum/g) + units), the integers added exactly and then rounded once to float64.
-
-    Both integers are float64 without error, and IEEE 754 rounds their exact total. Returns how
-    many sums are not below the limit, in size; NaN never is.
-    """
-    per_unit = 1.0 / g
-    outside = 0
-    for i in range(exact.size):
-        whole = np.rint(exact[i] * per_unit)
-        noisy[i] = (whole + units[i]) * g
-        outside += 0 if abs(whole) < _UNITS_LIMIT else 1
-    return outside
-
-
-def _words_for(coordinates: int) -> int:
-    """How many random words coordinates take: a pair of them makes two values."""
-    return coordinates + coordinates % 2
-
-
-def _flat(total: Tensor) -> _Floats:
+def _in_order(total: Tensor) -> Tensor:
     """The coordinates in logical order, in host memory, in at least single precision."""
     if total.is_complex():
         raise ValueError("a sum is complex; expected real ones: torch.view_as_real(…)")
     wide = torch.promote_types(total.dtype, torch.float32)
-    values: _Floats = total.detach().to("cpu", wide).contiguous().numpy().reshape(-1)
-    return values
+    return total.detach().to("cpu", wide).contiguous().resolve_neg()
 
 
-def _like(total: Tensor, values: _Floats) -> Tensor:
-    """`values` with the shape, device and memory format of `total`."""
-    result = torch.from_numpy(values.reshape(total.shape)).to(total.device)
+def _like(total: Tensor, values: Tensor) -> Tensor:
+    """`values` with the device and memory format of `total`."""
+    result = values.to(total.device)
     if total.is_contiguous():
         return result
     return torch.empty_like(total, dtype=result.dtype, requires_grad=False).copy_(result)
@@ -212,6 +138,6 @@ def _like(total: Tensor, values: _Floats) -> Tensor:
 def _out_of_range(name: str, g: float) -> ValueError:
     """What to raise for a sum that is not finite or too large; it names no value of the sum."""
     return ValueError(
-        f"{name}: the clipped sum is not finite or exceeds 2⁶²·grid = {_UNITS_LIMIT * g:.3g}. "
+        f"{name}: the clipped sum is not finite or exceeds 2⁶²·grid = {UNITS_LIMIT * g:.3g}. "
         "Drop examples with non-finite gradients, and clip, before adding noise."
     )

@@ -1,0 +1,156 @@
+"""Sums and noise added as integers, by a compiled loop that takes many tensors at a time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+from numba.np.numpy_support import carray
+from numpy.typing import NDArray
+from torch import Tensor
+
+from epsilons.training.gaussian import gaussian_units
+from epsilons.training.keystream import Keystream
+from epsilons.training.threads import go_through, share_out
+
+UNITS_LIMIT = 2.0**62  # the noise stays below 2³⁷ units, so the total fits into int64
+_CHUNK = 1 << 14  # coordinates that one thread takes at a time: they stay in its cache
+_BLOCK = 16 * _CHUNK  # random words that are drawn together
+
+_Words = NDArray[np.uint64]
+_Floats = NDArray[np.floating[Any]]
+_Counts = NDArray[np.int64]
+_intrinsic: Any = intrinsic  # numba itself gives the first argument
+
+
+def add_noise(
+    keystream: Keystream, std: float, g: float, exact: Sequence[Tensor], noisy: Sequence[Tensor]
+) -> int | None:
+    """noisy = g·(round(exact/g) + round(noise/g)), the same on any number of threads.
+
+    Contiguous tensors in host memory, of single or double precision. The place of a tensor with a
+    sum that doesn't fit the grid comes back: then `noisy` means nothing.
+    """
+    tensors = np.array(
+        [(e.data_ptr(), n.data_ptr(), e.element_size()) for e, n in zip(exact, noisy, strict=True)],
+        np.int64,
+    )
+    blocks = _blocks(tuple(e.numel() for e in exact))
+    scratch = np.empty(max((total for total, _, _ in blocks), default=0), np.uint64)
+    for total, owners, chunks in blocks:
+        words = keystream.fill(scratch[:total])
+        sources = tensors[owners]
+        outside = np.zeros(len(chunks), np.int64)
+        stretches = -(-total // _CHUNK)
+        share_out(stretches, _some, _at_once, words, std / g, g, sources, chunks, outside)
+        if outside.any():
+            return int(owners[np.flatnonzero(outside)[0]])
+    return None
+
+
+@functools.lru_cache(64)
+def _blocks(sizes: tuple[int, ...]) -> list[tuple[int, _Counts, _Counts]]:
+    """How the coordinates of tensors are cut into chunks, and these gathered into blocks.
+
+    For each block the number of its random words; of each chunk, the place of the tensor that it is
+    of; and where it begins there, how long it is and where its words begin.
+    """
+    blocks = []
+    for block in _gathered(sizes):
+        table = np.array(block, np.int64)
+        last = table[-1]
+        blocks.append((int(last[3] + _words_for(last[2])), table[:, 0].copy(), table[:, 1:].copy()))
+    return blocks
+
+
+def _gathered(sizes: Sequence[int]) -> Iterator[list[tuple[int, int, int, int]]]:
+    block: list[tuple[int, int, int, int]] = []
+    at = 0
+    for place, size in enumerate(sizes):
+        for start in range(0, size, _CHUNK):
+            length = min(_CHUNK, size - start)
+            if block and at + length > _BLOCK:
+                yield block
+                block, at = [], 0
+            block.append((place, start, length, at))
+            at += _words_for(length)
+    if block:
+        yield block
+
+
+def _words_for(coordinates: int) -> int:
+    """How many random words coordinates take: a pair of them makes two values."""
+    return coordinates + coordinates % 2
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _at_once(threads: int, count: int, *operands: Any) -> Any:
+    return go_through(_some, threads, count, operands)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _some(
+    first: int,
+    last: int,
+    words: _Words,
+    scale: float,
+    g: float,
+    sources: _Counts,
+    chunks: _Counts,
+    outside: _Counts,
+) -> None:
+    """The chunks whose words begin in some stretches; how many sums of each don't fit is noted."""
+    for chunk in range(len(chunks)):
+        start, size, at = chunks[chunk]
+        if not first <= at // _CHUNK < last:
+            continue
+        its = words[at : at + size + size % 2]
+        units = its.view(np.float64)
+        gaussian_units(its, scale, units)
+        exact, noisy, width = sources[chunk]
+        from_, to = exact + start * width, noisy + start * width
+        if width == 4:
+            outside[chunk] = _add_units(_singles(from_, size), units, g, _singles(to, size))
+        else:
+            outside[chunk] = _add_units(_doubles(from_, size), units, g, _doubles(to, size))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _add_units(exact: _Floats, units: _Floats, g: float, noisy: _Floats) -> int:
+    """g·(round(sum/g) + units), the integers added exactly and then rounded once to float64.
+
+    Both integers are float64 without error, and IEEE 754 rounds their exact total. Returns how
+    many sums are not below the limit, in size; NaN never is.
+    """
+    per_unit = 1.0 / g
+    outside = 0
+    for i in range(exact.size):
+        whole = np.rint(exact[i] * per_unit)
+        noisy[i] = (whole + units[i]) * g
+        outside += 0 if abs(whole) < UNITS_LIMIT else 1
+    return outside
+
+
+@njit(cache=True, nogil=True)
+def _singles(start: int, size: int) -> Any:
+    return carray(_pointer(start), size, np.float32)
+
+
+@njit(cache=True, nogil=True)
+def _doubles(start: int, size: int) -> Any:
+    return carray(_pointer(start), size, np.float64)
+
+
+@_intrinsic
+def _pointer(typing: Any, start: Any) -> Any:
+    """The memory at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), generate
