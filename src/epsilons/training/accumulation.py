@@ -37,14 +37,16 @@ class Group:
     def __init__(self, uses: list[Use]) -> None:
         self.uses = uses
         self.waiting = len(uses)
-        self.weights = list(dict.fromkeys(u.weight for u in uses))
-        # One tensor whose gradient has the parameter's norm: nothing to pull back.
-        self.direct = len(self.weights) == 1 and self.weights[0].rearranged and not self.coarse
+        self.direct = False  # whether there is nothing to pull back; known once it is settled
+
+    @property
+    def weights(self) -> list[Weight]:
+        return list(dict.fromkeys(u.weight for u in self.uses))
 
     @property
     def coarse(self) -> bool:
         """Whether pulling back to the parameters would round to half precision."""
-        return any(w.tensor.dtype in HALF and not w.tensor.is_leaf for w in self.weights)
+        return any(_coarse(u.weight) for u in self.uses)
 
 
 class Accumulation:
@@ -105,7 +107,7 @@ class Accumulation:
             group.uses = []
 
     def _take_norms(self, group: Group) -> None:
-        group.direct = group.direct and _join(group)
+        group.direct = _is_parameter(group) and _join(group)
         if group.direct:
             self._settle_directly(group.uses[0])
         else:
@@ -199,11 +201,11 @@ class Accumulation:
         if all(p.dtype != torch.float64 for p in self.parameters.values()):
             factors = factors.float()  # once for all
         with without_autocast(factors.device.type):
+            weights = [*self._narrow, *(w for group in self._kept for w in group.weights)]
             if chosen is None or bool(chosen.any()):
                 self._add_narrow(factors, chosen, totals)
                 for group in self._kept:
                     self._add_clipped(group, factors, chosen, totals, sums)
-            weights = [*self._narrow, *(w for group in self._kept for w in group.weights)]
             for name, part in self._to_parameters(weights, totals, batched=False).items():
                 _add(sums, name, part)
         for name, p in self.parameters.items():
@@ -268,6 +270,18 @@ def _no_gradients(group: Group, error: Exception) -> UnsupportedLayer:
     )
 
 
+def _coarse(weight: Weight) -> bool:
+    return weight.tensor.dtype in HALF and not weight.tensor.is_leaf
+
+
+def _is_parameter(group: Group) -> bool:
+    """Whether there is one weight, and its gradient has the norm of the parameter's."""
+    weight = group.uses[0].weight
+    if not weight.rearranged or _coarse(weight):
+        return False
+    return len(group.uses) == 1 or all(u.weight is weight for u in group.uses)
+
+
 def _join(group: Group) -> bool:
     """Leave one use that stands for all uses of the group's only weight, if that can be."""
     if len(group.uses) == 1:
@@ -275,7 +289,7 @@ def _join(group: Group) -> bool:
     pair = joined([(u.term, u.g) for u in group.uses if u.g is not None])
     if pair is None:
         return False
-    group.uses = [Use(group.weights[0], pair[0], group.uses[0].operation, pair[1])]
+    group.uses = [Use(group.uses[0].weight, pair[0], group.uses[0].operation, pair[1])]
     return True
 
 
