@@ -2,8 +2,8 @@
 
 Libraries sum filter gradients over the batch, or take every image for a group or a matrix of its
 own and are slow on matrices so small. Here an image is held in the cache with its channels last,
-where what a filter sees is a few vectors in a row: sums of four outputs by three vectors stay in
-registers while all places are gone through.
+where what a filter sees is a few vectors in a row: sums of some outputs by up to three vectors stay
+in registers while all places are gone through.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from epsilons.training.rules.squares import square
 from epsilons.training.rules.tiles import FLOATS, LANES, SIDE, WHOLES, WIDE, turn
 from epsilons.training.threads import go_through, share_out
 
-_OUTPUTS, _VECTORS = 8 if WIDE else 4, 3  # of a tile: as many sums as registers hold
+_OUTPUTS, _VECTORS = 8 if WIDE else 4, 3  # of the largest tile: as many sums as registers hold
 _PLACES = 128  # in one chain of sums; so many chains are added in single precision,
 _STRETCH = 32 * _PLACES  # and what they come to in double precision
 
@@ -61,12 +61,12 @@ def filter_squares(source: Tensor, places: Tensor, geometry: Geometry) -> tuple[
 def filter_cost(source: Sizes, places: Sizes, geometry: Geometry) -> float:
     """Nanoseconds that an image takes on one core, for shapes (c, …) and (o, …)."""
     channels, outputs = source[0] // geometry.groups, places[0] // geometry.groups
-    runs, length = _runs(channels, geometry)
-    count, vectors = math.prod(places[1:]), runs * -(-length // LANES)
-    number = -(-outputs // _OUTPUTS) * -(-vectors // _VECTORS)
-    each = _OUTPUTS * _VECTORS * LANES * count * _PRODUCT + -(-count // _PLACES) * _TILE
+    count, vectors = math.prod(places[1:]), len(_seen(channels, geometry))
+    rows = -(-outputs // _OUTPUTS)
+    products = rows * _OUTPUTS * vectors * LANES * count
+    tiles = rows * -(-vectors // _VECTORS) * -(-count // _PLACES)
     copied = channels * math.prod(source[1:]) + outputs * count
-    return geometry.groups * (number * each + _COPY * copied)
+    return geometry.groups * (products * _PRODUCT + tiles * _TILE + _COPY * copied)
 
 
 def _run(
@@ -90,7 +90,11 @@ def _by_group(images: Tensor, groups: int) -> _Floats:
 
 
 class _Walk(NamedTuple):
-    """How a padded image lies in memory, channels last, and where a filter looks in it."""
+    """How a padded image lies in memory, channels last, and where a filter looks in it.
+
+    Where several lines of a filter fit into a vector (`lines_together` > 1), what it sees of them
+    is put together first, for every column that it begins at and every line that it may.
+    """
 
     above: int  # the padding
     left: int
@@ -100,6 +104,13 @@ class _Walk(NamedTuple):
     begins: _Whole  # where each place begins
     vectors: _Whole  # where each vector of a filter begins, from there
     filled: _Whole  # how many of its lanes are of the filter
+    lines_together: int
+    run: int  # numbers of each of them
+    apart: int  # lines from one of them to the next
+    down: int  # lines from one that a vector may begin at to the next, and how many there are
+    number: int
+    across: int  # numbers from one column that a filter begins at to the next, likewise
+    columns: int
 
 
 @functools.lru_cache(256)
@@ -107,29 +118,50 @@ def _walk(channels: int, out: Sizes, geometry: Geometry) -> _Walk:
     (tall, wide), (down, across), (above, left), (dy, dx), _ = geometry
     lines = (out[0] - 1) * down + (tall - 1) * dy + 1
     width = (out[1] - 1) * across + (wide - 1) * dx + 1
-    pitch = _pitch(channels)
-    runs, length = _runs(channels, geometry)
-    rows, columns = (pitch * np.arange(size) for size in out)
-    begins = (rows[:, None] * (down * width) + columns * across).reshape(-1)
-    steps = [
-        (row * dy * width + run * dx) * pitch + lane
-        for row in range(tall)
-        for run in range(runs // tall)
+    together, run, pitch = _lines_together(channels, geometry), wide * channels, _pitch(channels)
+    seen = np.array(_seen(channels, geometry))
+    steps, filled = seen[:, :3], seen[:, 3].copy()
+    gap = math.gcd(down, together * dy)
+    if together > 1:
+        number = ((out[0] - 1) * down + steps[-1, 0] * dy) // gap + 1
+        rows, columns = (LANES * np.arange(size) for size in out)
+        begins = rows[:, None] * (down // gap * out[1]) + columns
+        vectors = LANES * (steps[:, 0] * dy // gap) * out[1]
+    else:
+        number = 0
+        rows, columns = (pitch * np.arange(size) for size in out)
+        begins = rows[:, None] * (down * width) + columns * across
+        vectors = (steps[:, 0] * dy * width + steps[:, 1] * dx) * pitch + steps[:, 2]
+    return _Walk(
+        above, left, lines, width, pitch, begins.reshape(-1), vectors, filled,
+        together, run, dy, gap, int(number), across * pitch, out[1],
+    )  # fmt: skip
+
+
+def _seen(channels: int, geometry: Geometry) -> list[tuple[int, int, int, int]]:
+    """The vectors of a filter: line, tap and number that each begins with, and how many it has.
+
+    A tap is a run of numbers in an image with its channels last; few channels are put together for
+    all taps of a line, and for several lines where they fit.
+    """
+    tall, wide = geometry.kernel
+    together = _lines_together(channels, geometry)
+    if together > 1:
+        lines = range(0, tall, together)
+        return [(line, 0, 0, min(together, tall - line) * wide * channels) for line in lines]
+    joined = channels % LANES > 0 and geometry.dilation[1] == 1
+    taps, length = (1, wide * channels) if joined else (wide, channels)
+    return [
+        (line, tap, lane, min(LANES, length - lane))
+        for line in range(tall)
+        for tap in range(taps)
         for lane in range(0, length, LANES)
     ]
-    filled = [min(LANES, length - lane) for lane in range(0, length, LANES)] * runs
-    return _Walk(above, left, lines, width, pitch, begins, np.array(steps), np.array(filled))
 
 
-def _runs(channels: int, geometry: Geometry) -> tuple[int, int]:
-    """How many runs of numbers a filter sees in an image with its channels last; how long each is.
-
-    A tap is a run; few channels are put together for all taps of a line.
-    """
-    (tall, wide), dilation = geometry.kernel, geometry.dilation
-    if channels % LANES and dilation[1] == 1:
-        return tall, wide * channels
-    return tall * wide, channels
+def _lines_together(channels: int, geometry: Geometry) -> int:
+    tall, wide = geometry.kernel
+    return max(1, min(tall, LANES // (wide * channels))) if geometry.dilation[1] == 1 else 1
 
 
 @reordered()
@@ -158,23 +190,26 @@ def _some(
     """Gradients go to `found`, unless it is empty."""
     outputs, count = places.shape[1], len(walk.begins)
     padded = outputs + -outputs % _OUTPUTS
-    steps = np.full(len(walk.vectors) + -len(walk.vectors) % _VECTORS, walk.vectors[-1])
-    steps[: len(walk.vectors)] = walk.vectors  # a last tile is filled up
-    width = LANES * len(steps)
-    x = np.zeros(walk.lines * walk.width * walk.pitch + LANES, images.dtype)
+    width = LANES * len(walk.vectors)
+    image = np.zeros(walk.lines * walk.width * walk.pitch + LANES, images.dtype)
+    x = image
+    if walk.lines_together > 1:
+        x = np.zeros(LANES * (walk.number * walk.columns + 1), images.dtype)
     pitch = _pitch(padded)
     g = np.zeros(count * pitch, images.dtype)
     whole = outputs % _OUTPUTS == 0 and width == found.shape[2]
     sums = np.empty(0 if whole else padded * width, images.dtype)
     for i in range(first, last):
-        _channels_last(images[i], walk.above, walk.left, walk.lines, walk.width, walk.pitch, x)
+        _channels_last(images[i], walk.above, walk.left, walk.lines, walk.width, walk.pitch, image)
+        if walk.lines_together > 1:
+            _put_together(image, walk, x)
         _channels_last(places[i].reshape(outputs, 1, count), 0, 0, 1, count, pitch, g)
         _add_up(places[i].reshape(outputs, count), totals[i])
         target = found[i].reshape(-1) if whole else sums
         if count <= _STRETCH:
-            _contract(x, g, pitch, walk.begins, 0, count, steps, target)
+            _contract(x, g, pitch, walk.begins, 0, count, walk.vectors, target)
         else:
-            _contract_at_length(x, g, pitch, walk.begins, steps, target)
+            _contract_at_length(x, g, pitch, walk.begins, walk.vectors, target)
         rows = target.reshape(-1, width)[:outputs]
         _clear(rows, walk.filled)
         squares[i] = square(rows.reshape(-1))
@@ -192,6 +227,9 @@ def _channels_last(
     together = channels - channels % SIDE if last - first >= SIDE else 0
     for line in range(max(0, above), min(lines, height + above)):
         seen, target = (line - above) * wide - left, line * width * pitch
+        if pitch == 1:  # which a compiler doesn't see by itself
+            x[target + first : target + last] = flat[seen + first : seen + last]
+            continue
         for c in range(0, together, SIDE):
             for column in range(first, last, SIDE):
                 at = min(column, last - SIDE)
@@ -200,6 +238,22 @@ def _channels_last(
         for c in range(together, channels):
             for column in range(first, last):
                 x[target + column * pitch + c] = flat[c * height * wide + seen + column]
+
+
+@reordered()
+def _put_together(image: _Floats, walk: _Walk, x: _Floats) -> None:
+    """What a filter sees of some lines side by side, by line and column that it begins at.
+
+    A whole vector is copied of each, and what is too much overwritten by the next one.
+    """
+    pitch = walk.width * walk.pitch
+    for first in range(walk.number):
+        for column in range(walk.columns):
+            to = LANES * (first * walk.columns + column)
+            for part in range(walk.lines_together):
+                line = first * walk.down + part * walk.apart
+                if line < walk.lines:
+                    tiles.copy(image, line * pitch + column * walk.across, x, to + part * walk.run)
 
 
 @reordered()
@@ -239,76 +293,97 @@ def _contract(
     sums: _Floats,
 ) -> None:
     """Σ_t g_ot · x_(t + step) over places t from first to last, for all outputs o and vectors."""
-    width = LANES * len(steps)
+    width, number = LANES * len(steps), len(steps)
     for start in range(first, last, _PLACES):
         some = min(_PLACES, last - start)
-        for v in range(0, len(steps), _VECTORS):
+        v = 0
+        while v < number:
+            size = _tile_size(number - v)
             for o in range(0, len(sums) // width, _OUTPUTS):
-                _tile(
-                    g, start * pitch + o, pitch, x, begins, start, some,
-                    steps[v], steps[v + 1], steps[v + 2], start == first,
-                    sums, o * width + v * LANES, width,
-                )  # fmt: skip
+                at, to = start * pitch + o, o * width + v * LANES
+                fresh = start == first
+                if size == 3:
+                    _three(g, at, pitch, x, begins, start, some, steps, v, fresh, sums, to, width)
+                elif size == 2:
+                    _two(g, at, pitch, x, begins, start, some, steps, v, fresh, sums, to, width)
+                else:
+                    _one(g, at, pitch, x, begins, start, some, steps, v, fresh, sums, to, width)
+            v += size
 
 
-@_intrinsic
-def _tile(
-    typing: Any,
-    left: Any,
-    at: Any,
-    pitch: Any,
-    right: Any,
-    begins: Any,
-    first: Any,
-    count: Any,
-    one: Any,
-    two: Any,
-    three: Any,
-    fresh: Any,
-    sums: Any,
-    to: Any,
-    stride: Any,
-) -> Any:
-    """sums[to + r·stride + v·lanes :] = Σ_t left[at + t·pitch + r] · right[begins[t] + step_v :].
+@reordered()
+def _tile_size(vectors: int) -> int:
+    """How many of the vectors that are left go together: three, but rather two and two of four."""
+    return 2 if vectors == 4 else min(vectors, _VECTORS)
 
-    By vectors, over `count` places t from `first`; added to what is there unless it is `fresh`.
-    """
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        left, at, pitch, right, begins, first, count, one, two, three, fresh, sums, to, stride = (
-            args
+def _tile(vectors: int) -> Any:
+    """A tile of so many vectors, as a function for compiled loops."""
+
+    @_intrinsic
+    def tile(
+        typing: Any,
+        left: Any,
+        at: Any,
+        pitch: Any,
+        right: Any,
+        begins: Any,
+        first: Any,
+        count: Any,
+        steps: Any,
+        v: Any,
+        fresh: Any,
+        sums: Any,
+        to: Any,
+        stride: Any,
+    ) -> Any:
+        """sums[to + r·stride + k·lanes :] = Σ_t left[at + t·pitch + r] · right[begins[t] + step :].
+
+        By vectors, step = steps[v + k], over `count` places t from `first`; added to what is there
+        unless it is `fresh`.
+        """
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            left, at, pitch, right, begins, first, count, steps, v, fresh, sums, to, stride = args
+            g = tiles.address(context, builder, FLOATS, left, at)
+            step = tiles.address(context, builder, WHOLES, steps, v)
+            x = [
+                tiles.address(context, builder, FLOATS, right, builder.load(place))
+                for place in (builder.gep(step, [tiles.whole(k)]) for k in range(vectors))
+            ]
+            place = tiles.address(context, builder, WHOLES, begins, first)
+            out = tiles.address(context, builder, FLOATS, sums, to)
+
+            def number(t: Any, r: int) -> Any:
+                return tiles.spread(builder, builder.load(tiles.moved(builder, g, t, pitch, r)))
+
+            def seen(t: Any) -> list[Any]:
+                begin = builder.load(builder.gep(place, [t]))
+                return [tiles.load(builder, builder.gep(start, [begin])) for start in x]
+
+            totals = tiles.accumulated(builder, count, _OUTPUTS, vectors, number, seen)
+            for r, row in enumerate(totals):
+                for k, value in enumerate(row):
+                    where = tiles.moved(builder, out, tiles.whole(r), stride, k * LANES)
+                    before = builder.select(fresh, tiles.ZERO, tiles.load(builder, where))
+                    tiles.store(builder, builder.fadd(before, value), where)
+            return context.get_dummy_value()
+
+        n = types.int64
+        signature = types.void(
+            FLOATS, n, n, FLOATS, WHOLES, n, n, WHOLES, n, types.boolean, FLOATS, n, n
         )
-        g = tiles.address(context, builder, FLOATS, left, at)
-        x = [tiles.address(context, builder, FLOATS, right, step) for step in (one, two, three)]
-        place = tiles.address(context, builder, WHOLES, begins, first)
-        out = tiles.address(context, builder, FLOATS, sums, to)
+        return signature, generate
 
-        def number(t: Any, r: int) -> Any:
-            return tiles.spread(builder, builder.load(tiles.moved(builder, g, t, pitch, r)))
+    return tile
 
-        def seen(t: Any) -> list[Any]:
-            begin = builder.load(builder.gep(place, [t]))
-            return [tiles.load(builder, builder.gep(step, [begin])) for step in x]
 
-        totals = tiles.accumulated(builder, count, _OUTPUTS, _VECTORS, number, seen)
-        for r, row in enumerate(totals):
-            for v, value in enumerate(row):
-                where = tiles.moved(builder, out, tiles.whole(r), stride, v * LANES)
-                before = builder.select(fresh, tiles.ZERO, tiles.load(builder, where))
-                tiles.store(builder, builder.fadd(before, value), where)
-        return context.get_dummy_value()
-
-    n = types.int64
-    signature = types.void(
-        FLOATS, n, n, FLOATS, WHOLES, n, n, n, n, n, types.boolean, FLOATS, n, n
-    )  # fmt: skip
-    return signature, generate
+_one, _two, _three = _tile(1), _tile(2), _tile(3)
 
 
 @reordered()
 def _clear(rows: _Floats, filled: _Whole) -> None:
     """Set to zero what is no part of a filter."""
-    rows[:, LANES * len(filled) :] = 0
     for v in range(len(filled)):
         if filled[v] < LANES:
             rows[:, LANES * v + filled[v] : LANES * (v + 1)] = 0
