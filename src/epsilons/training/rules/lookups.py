@@ -1,0 +1,54 @@
+"""Sums over places with the same id by a compiled loop, in host memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from epsilons.training.compiled import reordered
+from epsilons.training.threads import go_through, share_out
+
+_Floats = NDArray[Any]
+_Ids = NDArray[np.integer[Any]]
+
+
+def looked_up_squares(ids: Tensor, g: Tensor) -> Tensor:
+    """Σ_v ‖Σ_t g_t [id_t = v]‖², (B,); ids (B, T), g (B, T, d) in single precision."""
+    squares = g.new_empty(len(g))
+    given = (t.detach().contiguous().numpy() for t in (ids, g))
+    share_out(len(g), _some, _at_once, *given, squares.numpy())
+    return squares
+
+
+@reordered()
+def _at_once(threads: int, count: int, *operands: Any) -> Any:
+    return go_through(_some, threads, count, operands)
+
+
+@reordered()
+def _some(first: int, last: int, ids: _Ids, g: _Floats, squares: _Floats) -> None:
+    places, width = g.shape[1:]
+    row = np.empty(width)  # double precision: an id may occur any number of times
+    for i in range(first, last):
+        order = np.argsort(ids[i])
+        square = 0.0
+        row[:] = 0
+        for t in range(places):
+            here = order[t]
+            if t > 0 and ids[i, here] != ids[i, order[t - 1]]:
+                square += _square(row)
+                row[:] = 0
+            for j in range(width):
+                row[j] += g[i, here, j]
+        squares[i] = square + _square(row)
+
+
+@reordered()
+def _square(row: _Floats) -> float:
+    total = 0.0
+    for j in range(len(row)):
+        total += row[j] * row[j]
+    return total
