@@ -77,3 +77,22 @@ def test_the_bias_of_a_formed_map_has_its_gradients_from_it():
     assert bias.sums is not None
     assert torch.allclose(bias.gradients(g), g.sum(1), atol=1e-5)
     assert torch.allclose(bias.rows(slice(1, 3)).gradients(g[1:3]), g[1:3].sum(1), atol=1e-5)
+
+
+def test_some_rows_forget_what_is_known_of_all():
+    torch.manual_seed(0)
+    a, g, factors = torch.randn(5, 4), torch.randn(5, 3), torch.rand(5)
+    bias = Bias(torch.Size([3]))
+    linear = Linear(a, bias=bias)
+    linear.lengths = a.square().sum(1)
+    linear.square_norms(g)
+    linear.weighted_sum(g, factors)
+    some = slice(1, 3)
+    torch.testing.assert_close(bias.weighted_sum(g, factors), factors @ g)
+    torch.testing.assert_close(
+        bias.rows(some).weighted_sum(g[some], factors[some]), factors[some] @ g[some]
+    )
+    torch.testing.assert_close(
+        linear.rows(some).square_norms(g[some]),
+        a[some].square().sum(1) * g[some].square().sum(1),
+    )

@@ -15,11 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from epsilons.training.compiled import compilable
 from epsilons.training.rules.contractions import Geometry, Sizes
 from epsilons.training.rules.conv import ChannelBias, Conv, conv, sizes
-from epsilons.training.rules.linear import linear
+from epsilons.training.rules.layernorm import layer_norm_back
+from epsilons.training.rules.linear import Linear, has_one_place, linear
 from epsilons.training.rules.normalisation import group_norm, layer_norm
-from epsilons.training.rules.registry import Rule, Term
+from epsilons.training.rules.outer import MOST_PLACES
+from epsilons.training.rules.registry import Rule, Term, square_norms
 from epsilons.training.taps import Node
 
 _Deliver = Callable[[Tensor, Tensor], None]
@@ -158,12 +161,19 @@ class _LayerNorm(Node):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, rstd, weight, bias = ctx.saved_tensors
+        rows, its = (t.reshape(ctx.count, -1, x.shape[-1]) for t in (x, g))
+        if compilable(x) and compilable(g) and rows.shape[1] <= MOST_PLACES:
+            places = rows.shape[:2]
+            back, scale, shift = layer_norm_back(
+                rows, its, mean.view(places), rstd.view(places), weight
+            )
+            ctx.deliver(scale, shift)
+            return (back.view_as(x), *[None] * 6)
         dx = None
         if ctx.needs_input_grad[0]:
             dx = _layer_norm_backward(
                 g, x, x.shape[-1:], mean, rstd, weight, bias, [True, False, False]
             )[0]
-        rows, its = x.reshape(ctx.count, -1, x.shape[-1]), g.reshape(ctx.count, -1, x.shape[-1])
         mean, rstd = mean.view(ctx.count, -1, 1), rstd.view(ctx.count, -1, 1)
         scale = (rows - mean).mul_(rstd).mul_(its).sum(1)
         ctx.deliver(scale, its.sum(1))
@@ -175,7 +185,17 @@ def _linear(interception: Any, input: Tensor, weight: Tensor, bias: Tensor | Non
     if not matrices or not _applies(interception, input, weight, bias):
         return NotImplemented
     w, b = _values(weight, bias)
-    deliver = _by_rule(interception, (weight, bias), "linear", lambda x: linear(x, w, b))
+    # Now, while the input is in the processor's cache: the output's product reads it next.
+    early = has_one_place(input) and input.layout is torch.strided
+    lengths = square_norms(input.detach()) if early else None
+
+    def terms(x: Tensor) -> Iterable[tuple[Any, Term]]:
+        for its, term in linear(x, w, b):
+            if isinstance(term, Linear):
+                term.lengths = lengths
+            yield its, term
+
+    deliver = _by_rule(interception, (weight, bias), "linear", terms)
     return _rows(interception, _Linear, input, w, b, deliver)
 
 

@@ -36,10 +36,11 @@ class Linear(Term):
     def __init__(self, data: Tensor, transposed: bool = False, bias: Bias | None = None) -> None:
         super().__init__(data)
         self.transposed, self.bias = transposed, bias
+        self.lengths: Tensor | None = None  # ‖a‖² where T = 1, if known already
 
     def rows(self, chosen: slice | Tensor) -> Self:
         part = super().rows(chosen)
-        part.bias = None  # which has other rows
+        part.bias = part.lengths = None  # which have other rows
         return part
 
     def operands(self, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,11 +70,12 @@ class Linear(Term):
 
     def square_norms(self, g: Tensor) -> Tensor:
         assert self.data is not None
-        if g.numel() == g.shape[0] * g.shape[-1]:  # one place
+        if has_one_place(g):
             lengths = square_norms(precise(g))
             if self.bias is not None:
                 self.bias.squares = lengths
-            return square_norms(precise(self.data)) * lengths
+            known = self.lengths
+            return lengths * (square_norms(precise(self.data)) if known is None else known)
         a, g = self.operands(g)
         if _forms(a, g):
             parts = chunks(len(g), 4 * a.shape[2] * g.shape[2])
@@ -92,6 +94,8 @@ class Linear(Term):
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
         assert self.data is not None
         a, g = precise(self.data), precise(g)
+        if self.bias is not None and self.bias.squares is not None:
+            self.bias.total = self.bias.weighted_sum(g, factors)  # which reads g as well
         scale = factors.to(g.dtype).view(-1, *[1] * (g.dim() - 1))
         if a.shape[-1] < g.shape[-1]:
             a = a * scale
@@ -99,6 +103,11 @@ class Linear(Term):
             g = g * scale
         a, g = a.flatten(0, -2), g.flatten(0, -2)
         return a.mT @ g if self.transposed else g.mT @ a
+
+
+def has_one_place(rows: Tensor) -> bool:
+    """Whether nothing lies between the first and the last dimension."""
+    return rows.numel() == rows.shape[0] * rows.shape[-1]
 
 
 def _sequences(rows: Tensor) -> Tensor:
@@ -152,11 +161,13 @@ class Bias(Known):
     def __init__(self, shape: torch.Size) -> None:
         super().__init__()
         self.shape = shape
-        self.sums: Tensor | None = None  # the gradients: from the weight of the same linear map
+        # From the weight of the same linear map: the gradients, and their weighted sum.
+        self.sums: Tensor | None = None
+        self.total: Tensor | None = None
 
     def rows(self, chosen: slice | Tensor) -> Self:
         part = super().rows(chosen)
-        part.sums = None
+        part.sums = part.total = None
         return part
 
     def gradients(self, g: Tensor) -> Tensor:
@@ -169,6 +180,8 @@ class Bias(Known):
         return self.squares is None
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
+        if self.total is not None:
+            return self.total
         if self.squares is None:
             return super().weighted_sum(g, factors)
         rows = precise(g).reshape(-1, *self.shape)
