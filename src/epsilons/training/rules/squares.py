@@ -1,4 +1,4 @@
-"""Squares summed along long rows by compiled loops, in host memory."""
+"""Squares and products summed along rows by compiled loops, in host memory."""
 
 from __future__ import annotations
 
@@ -27,6 +27,18 @@ def row_squares(rows: Tensor) -> Tensor:
     return squares
 
 
+def row_sums(rows: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ_j rows_ij², Σ_j rows_ij like_kj and Σ_j rows_ij, (N,) each, read once; k = i modulo K.
+
+    rows (N, d) and like (K, d) in single precision, contiguous.
+    """
+    found = rows.new_empty(3, rows.shape[0])
+    arrays = (t.detach().numpy() for t in (rows, like, found))
+    share_out(rows.shape[0], _some_sums, _sums_at_once, *arrays)
+    squares, products, totals = found
+    return squares, products, totals
+
+
 @reordered()
 def _at_once(threads: int, count: int, *operands: Any) -> Any:
     return go_through(_some, threads, count, operands)
@@ -49,3 +61,26 @@ def square(numbers: _Floats) -> float:
             part += piece[j] * piece[j]
         total += part
     return total
+
+
+@reordered()
+def _sums_at_once(threads: int, count: int, *operands: Any) -> Any:
+    return go_through(_some_sums, threads, count, operands)
+
+
+@reordered()
+def _some_sums(first: int, last: int, rows: _Floats, like: _Floats, found: _Floats) -> None:
+    for i in range(first, last):
+        its = like[i % like.shape[0]]
+        square, product, total = 0.0, 0.0, 0.0
+        for start in range(0, rows.shape[1], PIECE):
+            a, b = rows[i, start : start + PIECE], its[start : start + PIECE]
+            squares = products = totals = rows.dtype.type(0)
+            for j in range(len(a)):
+                squares += a[j] * a[j]
+                products += a[j] * b[j]
+                totals += a[j]
+            square += squares
+            product += products
+            total += totals
+        found[0, i], found[1, i], found[2, i] = square, product, total
