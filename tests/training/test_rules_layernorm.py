@@ -31,16 +31,17 @@ def compiled(x, g, weight):
     return layer_norm_back(x, g, mean.squeeze(2), rstd.squeeze(2), weight)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.integers(1, 9), st.integers(2, 150), st.booleans(), st.integers(0, 2**31))
 def test_any_sizes_agree_with_autograd_in_double_precision(places, d, weighted, seed):
     draws = torch.Generator().manual_seed(seed)
     x, g = (torch.randn(3, places, d, generator=draws) for _ in range(2))
     weight = torch.randn(d, generator=draws) if weighted else None
-    most = 1.0 if weight is None else weight.abs().max()
-    terms = most * g.norm() / x.std(2, correction=0).min()  # which may cancel, for two numbers say
+    deviation = x.std(2, correction=0).min()
+    terms = g.norm() / deviation * (1.0 if weight is None else weight.abs().max())
+    slack = 1e-6 * (1 + x.abs().max() / deviation)  # where numbers are nearly equal, all cancels
     for found, expected in zip(compiled(x, g, weight), back(x, g, weight), strict=True):
-        assert (found - expected).norm() <= 2e-6 * expected.norm() + 1e-6 * terms
+        assert (found - expected).norm() <= 2e-6 * expected.norm() + slack * terms
 
 
 def test_any_number_of_threads_gives_the_same_bits():

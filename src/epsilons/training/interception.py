@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from epsilons.training.answers import Answer, Known, asked, remember, remembered
 from epsilons.training.layout import (
     BATCH_FIRST,
     ELEMENTWISE,
@@ -27,8 +27,17 @@ from epsilons.training.layout import (
     agreeing,
     assigned_layout,
     examples_first,
-    names,
     output_layout,
+)
+from epsilons.training.operations import (
+    ALIKE,
+    CASTING,
+    DIFFERENTIATING,
+    IN_PLACE,
+    NEW,
+    REARRANGING,
+    ROW_BY_ROW,
+    changes,
 )
 from epsilons.training.rules import (
     COMPOSITES,
@@ -47,8 +56,6 @@ from epsilons.training.standardisation import Shape, Standardised, derived_shape
 from epsilons.training.taps import Tap, opened, packs_tensors, running_checkpoint, unpacked
 from epsilons.training.trees import swapped, tensors_in
 from epsilons.training.uses import Use, Weight
-
-_Shaped = tuple[torch.Size, Layout | None]
 
 
 class PresumedWrongly(Exception):
@@ -80,7 +87,7 @@ class Interception(TorchFunctionMode):
             id(p): Weight(p, frozenset([name]), True) for name, p in self.parameters.items()
         }
         self._derived: list[Tensor] = []
-        self._data: dict[int, tuple[weakref.ref[Tensor], Layout | None, bool]] = {}
+        self._data: dict[int, Known] = {}
         self.recomputes = False
         self.rounds = False  # whether weights were derived in half precision
 
@@ -154,15 +161,16 @@ class Interception(TorchFunctionMode):
             out = self._fused(func, args, kwargs)
             if out is not NotImplemented:
                 return out
-        elif func in _ROW_BY_ROW and self._on_rows_alone(args, kwargs):
+        elif func in ROW_BY_ROW and self._on_rows_alone(args, kwargs):
             out = func(*args, **kwargs)
             for part in (out,) if isinstance(out, Tensor) else out:
                 self.mark_rows(part)
             return out
-        question = self._question(func, args, kwargs)
-        if question is not None and question in _ANSWERS:
+        question = asked(func, args, kwargs, self.count, self._data)
+        answer = None if question is None else remembered(question)
+        if answer is not None:
             out = func(*args, **kwargs)
-            if not self._answer(out, _ANSWERS[question]):
+            if not self._answer(out, answer):
                 known = [(t, self._layout(t)[0]) for t in tensors_in((args, kwargs))]
                 self._follow(func, args, kwargs, known, out, presumed=False)
             return out
@@ -172,8 +180,8 @@ class Interception(TorchFunctionMode):
         tensors = tensors_in(args)
         if kwargs:
             tensors += tensors_in(kwargs)
-        if func in _ALIKE:  # what another tensor gives is its type and device
-            tensors = tensors[1:] if func in _NEW else tensors[:1]
+        if func in ALIKE:  # what another tensor gives is its type and device
+            tensors = tensors[1:] if func in NEW else tensors[:1]
         for tensor in tensors:
             if (weight := self._weights.get(id(tensor))) is not None:
                 weights.append(weight)
@@ -185,7 +193,7 @@ class Interception(TorchFunctionMode):
                 guess = self.presume and tensor.dim() > 0 and tensor.shape[0] == self.count
                 data.append((tensor, BATCH_FIRST if guess else None))
                 guesses.append(guess)
-        if func in _DIFFERENTIATING:
+        if func in DIFFERENTIATING:
             raise UnsupportedLayer(
                 "the model differentiates itself while it runs (torch.autograd inside forward), "
                 "so gradients can't be told apart by example. Compute that part in closed form."
@@ -207,9 +215,7 @@ class Interception(TorchFunctionMode):
         if data:
             found = self._follow(func, args, kwargs, data, out, presumed)
             if question is not None:
-                if len(_ANSWERS) >= _MOST_ANSWERS:
-                    _ANSWERS.clear()
-                _ANSWERS[question] = found
+                remember(question, found)
         elif self.presume and not tensors:
             self._presume(out)
         return out
@@ -230,26 +236,9 @@ class Interception(TorchFunctionMode):
                 "operations, or call them on the parameter first."
             )
 
-    def _question(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
-        """An operation on data as far as layouts depend on it; None where they may on more."""
-        asked = [func, self.count]
-        for arg in (*args, *kwargs.values()) if kwargs else args:
-            if isinstance(arg, Tensor):
-                entry = self._data.get(id(arg))
-                if entry is None or entry[2] or entry[0]() is not arg:
-                    return None
-                asked += arg.shape, entry[1]
-            elif type(arg) in _PLAIN or _all_plain(arg):
-                asked.append(arg)
-            else:
-                return None
-        if func is torch.Tensor.__getitem__ and isinstance(args[1], Tensor):
-            return None  # where an index of tensors leads depends on its numbers
-        return (*asked, tuple(kwargs))
-
     def _follow(
         self, func: Any, args: Any, kwargs: Any, data: Any, out: Any, presumed: bool
-    ) -> list[_Shaped]:
+    ) -> Answer:
         """Mark what comes out of an operation on data; shapes and layouts of its tensors."""
         layouts: dict[torch.Size, Layout | None] = {}
         parts = tensors_in(out)
@@ -260,7 +249,7 @@ class Interception(TorchFunctionMode):
             self.mark(part, layouts[part.shape], presumed)
         return [(part.shape, layouts[part.shape]) for part in parts]
 
-    def _answer(self, out: Any, shaped: list[_Shaped]) -> bool:
+    def _answer(self, out: Any, shaped: Answer) -> bool:
         """Mark what came out as before; False if it has other shapes, which then say more."""
         parts = [out] if isinstance(out, Tensor) else tensors_in(out)
         if [part.shape for part in parts] != [shape for shape, _ in shaped]:
@@ -294,7 +283,7 @@ class Interception(TorchFunctionMode):
 
     def _derive(self, func: Any, args: Any, kwargs: Any, weights: list[Weight]) -> Any:
         name = getattr(func, "__name__", "")
-        if torch.is_grad_enabled() and _changes(name) and id(args[0]) in self._weights:
+        if torch.is_grad_enabled() and changes(name) and id(args[0]) in self._weights:
             raise UnsupportedLayer(
                 f"{self.path(weights)}: {name} changes a weight in place while the model runs. "
                 "Use the out-of-place operation."
@@ -310,14 +299,14 @@ class Interception(TorchFunctionMode):
                 continue
             self._derived.append(part)  # kept, so that its id stays its own
             single = weights[0]
-            if name in _CASTING and part.shape == single.tensor.shape:
+            if name in CASTING and part.shape == single.tensor.shape:
                 self._weights[id(part)] = single
                 continue
             self.rounds = self.rounds or part.dtype in HALF
             rearranged = (
                 len(weights) == 1
                 and single.rearranged
-                and name in _REARRANGING
+                and name in REARRANGING
                 and part.numel() == single.tensor.numel()
             )
             roots = frozenset[str]().union(*(w.roots for w in weights))
@@ -364,7 +353,7 @@ class Interception(TorchFunctionMode):
                 with self:
                     return body(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
-        if name in _IN_PLACE:
+        if name in IN_PLACE:
             return self._out_of_place(name, args, kwargs)
         used = {id(t): t for t in tensors if id(t) in self._weights}
         detached = {key: tensor.detach() for key, tensor in used.items()}
@@ -507,12 +496,8 @@ class Interception(TorchFunctionMode):
         target = args[0]
         with self:
             # From a copy: the rule still needs what the operation is about to overwrite.
-            result = _IN_PLACE[name](target.clone(), *args[1:], **kwargs)
+            result = IN_PLACE[name](target.clone(), *args[1:], **kwargs)
             return target.copy_(result)
-
-
-def _all_plain(arg: Any) -> bool:
-    return type(arg) is tuple and all(type(part) in _PLAIN for part in arg)
 
 
 def _unheard(receive: Callable[[Use], None]) -> Callable[[Use], None]:
@@ -525,66 +510,9 @@ def _unheard(receive: Callable[[Use], None]) -> Callable[[Use], None]:
     return received
 
 
-def _changes(name: str) -> bool:
-    """Whether an operation of that name changes its first argument."""
-    trailing = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
-    return trailing or name in _ASSIGNING
-
-
 def _spans(weight: Tensor, place: int) -> bool:
     return weight.dim() >= -place and weight.shape[place] != 1
 
 
 _DELIVERED = Formed()  # what comes back is the gradients
-# Layouts of what came out of operations that were asked about before: asking takes time.
-_ANSWERS: dict[tuple[Any, ...], list[_Shaped]] = {}
-_MOST_ANSWERS = 2**14  # batches vary in size
-_PLAIN = frozenset(
-    {
-        int,
-        float,
-        bool,
-        str,
-        type(None),
-        type(Ellipsis),
-        torch.device,
-        torch.dtype,
-        torch.memory_format,
-    }
-)
 _grad = opened(torch.autograd.grad) or torch.autograd.grad
-_DIFFERENTIATING = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
-# The commonest operations that give one row for a row, whatever their options: nothing to ask.
-_ROW_BY_ROW = frozenset(
-    {
-        torch.relu, torch.sigmoid, torch.tanh, torch.Tensor.relu, torch.Tensor.sigmoid,
-        torch.Tensor.tanh, F.elu, F.gelu, F.hardswish, F.leaky_relu, F.mish, F.relu, F.sigmoid,
-        F.silu, F.softplus, F.tanh, F.avg_pool2d, F.max_pool2d,
-    }
-)  # fmt: skip
-_ASSIGNING = names(
-    "__setitem__ __iadd__ __isub__ __imul__ __idiv__ __itruediv__ __ifloordiv__ __imod__ __ipow__ "
-    "__iand__ __ior__ __ixor__ __ilshift__ __irshift__"
-)
-_NEW = frozenset(
-    getattr(torch.Tensor, name)
-    for name in ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "new")
-)
-_ALIKE = _NEW | {torch.Tensor.to, torch.Tensor.type_as}
-_CASTING = names("to float double half bfloat16 type type_as")
-_REARRANGING = names(
-    "T mT H mH __get__ t transpose permute swapaxes swapdims movedim moveaxis view reshape flatten "
-    "unflatten squeeze unsqueeze contiguous clone view_as reshape_as"
-)
-_IN_PLACE: dict[str, Callable[..., Any]] = {
-    "add_": torch.add,
-    "sub_": torch.sub,
-    "mul_": torch.mul,
-    "div_": torch.div,
-    "addmm_": torch.addmm,
-    "addcmul_": torch.addcmul,
-    "__iadd__": torch.add,
-    "__isub__": torch.sub,
-    "__imul__": torch.mul,
-    "__itruediv__": torch.div,
-}

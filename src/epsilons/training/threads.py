@@ -32,14 +32,15 @@ def share_out(
     """Have as many threads as torch's go through `count` items, `some(first, last, *operands)`.
 
     `at_once(threads, count, *operands)` is `go_through` with the same loop, compiled. On one thread
-    no other is started: a process that has them must not fork.
+    no other is started: a process that has them must not fork. It too goes through `at_once`, since
+    a loop that is compiled twice may be rounded in two ways.
     """
-    threads = torch.get_num_threads()
-    if min(threads, count) <= 1:
-        some(0, count, *operands)
-    elif HAS_TEAM:
+    threads = torch.get_num_threads() if count > 1 else 1
+    if HAS_TEAM:
         if at_once(threads, count, *operands):
             raise MemoryError("no memory for the scratch of a compiled loop")
+    elif threads == 1:
+        some(0, count, *operands)
     else:
         shares = [(t * count // threads, (t + 1) * count // threads) for t in range(threads)]
         for done in [_pool(threads).submit(some, *share, *operands) for share in shares]:
