@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from one_word import _direction, _exponential, _nearest
 from scipy import stats
+from torch.testing._internal.two_tensor import TwoTensor
 
 from epsilons.training import gaussian
 from epsilons.training.keystream import Keystream
@@ -419,3 +420,17 @@ def test_empty_tensors_and_no_tensors_pass_through():
 def test_complex_sums_are_refused():
     with pytest.raises(ValueError, match="complex"):
         SeededNoise(1).added_to({"w": torch.zeros(3, dtype=torch.complex64)}, STD)
+
+
+def test_a_negated_view_is_taken_for_what_it_says():
+    values = torch.randn(5, dtype=torch.complex64)
+    negated = values.conj().imag
+    assert negated.is_neg()
+    one, two = (SeededNoise(1).added_to({"w": w}, STD)["w"] for w in (negated, -values.imag))
+    assert torch.equal(one, two)
+
+
+def test_a_tensor_whose_memory_is_elsewhere_is_refused():
+    pair = TwoTensor(torch.zeros(3), torch.zeros(3))
+    with pytest.raises(TypeError, match="plain tensor"):
+        SeededNoise(1).added_to({"w": pair}, STD)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from walks import SAME, slowly, walks
 
+from epsilons.training.rules.contractions import Geometry
 from epsilons.training.rules.filters import filter_gradients, filter_squares
 
 
@@ -64,6 +65,25 @@ def test_what_is_not_finite_stays_so_and_stays_with_its_image(bad, where):
     dirty, _ = filter_squares(*tensors.values(), SAME)
     assert not dirty[2].isfinite()
     assert torch.equal(dirty[[0, 1, 3]], clean[[0, 1, 3]])
+
+
+@pytest.mark.parametrize("geometry", [((1, 1), (1, 10), (0, 2)), ((3, 1), (1, 10), (0, 2))])
+def test_a_filter_that_sees_nothing_but_padding_has_no_gradient(geometry):
+    seen = Geometry(*geometry, (1, 1), 1)
+    places = torch.ones(2, 4, 6 - geometry[0][0], 1)
+    squares, totals = filter_squares(torch.ones(2, 1, 5, 3), places, seen)
+    assert torch.equal(squares, torch.zeros(2))
+    assert torch.equal(totals, places.sum((2, 3)))
+
+
+@pytest.mark.parametrize("size", [(30, 30), (90, 90)])  # lines put together, and too many for it
+def test_pictures_of_any_size_agree_with_taps_one_by_one(size):
+    torch.manual_seed(0)
+    source, places = torch.randn(2, 1, *size), torch.randn(2, 3, *size)
+    expected = slowly(source, places, SAME)
+    torch.testing.assert_close(
+        filter_gradients(source, places, SAME)[0].double(), expected, rtol=1e-4, atol=1e-3
+    )
 
 
 def test_no_images_have_no_gradients():

@@ -84,7 +84,6 @@ def test_some_rows_forget_what_is_known_of_all():
     a, g, factors = torch.randn(5, 4), torch.randn(5, 3), torch.rand(5)
     bias = Bias(torch.Size([3]))
     linear = Linear(a, bias=bias)
-    linear.lengths = a.square().sum(1)
     linear.square_norms(g)
     linear.weighted_sum(g, factors)
     some = slice(1, 3)

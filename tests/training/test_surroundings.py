@@ -213,3 +213,20 @@ def test_a_model_that_differentiates_itself_is_refused():
 
     with pytest.raises(UnsupportedLayer, match="differentiates itself"):
         clipped_gradients(nn.Linear(4, 2), loss_fn, torch.randn(3, 4), 1.0)
+
+
+def test_what_a_checkpoint_draws_anew_is_both_measured_and_clipped():
+    torch.manual_seed(0)
+
+    def forward(self, x):
+        return checkpoint(
+            lambda x: self.layer(nn.functional.dropout(x, 0.9)),
+            x,
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+
+    net = Net(forward, layer=nn.Linear(64, 8, bias=False))
+    for _ in range(10):
+        sums, _ = clipped_gradients(net, lambda net, x: net(x).sum(1), torch.randn(1, 64), 1.0)
+        assert sums["layer.weight"].norm() <= 1

@@ -124,7 +124,10 @@ def _in_order(total: Tensor) -> Tensor:
     if total.is_complex():
         raise ValueError("a sum is complex; expected real ones: torch.view_as_real(…)")
     wide = torch.promote_types(total.dtype, torch.float32)
-    return total.detach().to("cpu", wide).contiguous().resolve_neg()
+    values = total.detach().to("cpu", wide).contiguous().resolve_neg()
+    if type(values) is not Tensor:  # whose memory is elsewhere
+        raise TypeError(f"a sum is a {type(values).__name__}; expected a plain tensor")
+    return values
 
 
 def _like(total: Tensor, values: Tensor) -> Tensor:

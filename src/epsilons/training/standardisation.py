@@ -23,7 +23,7 @@ from torch import Tensor
 from epsilons.training.compiled import compilable
 from epsilons.training.rules.conv import Conv
 from epsilons.training.rules.linear import CANCELLATION
-from epsilons.training.rules.registry import Term, as_in_memory, chunks, square_norms
+from epsilons.training.rules.registry import Term, chunks, order_in_memory, square_norms
 from epsilons.training.rules.squares import row_sums
 
 
@@ -66,14 +66,17 @@ class Standardised:
     def _by_filter(self, form: Term, formed: Tensor, with_sums: bool) -> tuple[Tensor, ...]:
         """‖R_o‖², and if asked ⟨ŵ_o, R_o⟩ and ⟨1, R_o⟩, (B, o) each."""
         r = form.gradients(formed)
-        like = torch.empty_like(r[0]).copy_(self.rows.view(r.shape[1:]))  # as r lies in memory
+        like = self.rows.view(r.shape[1:])
         if with_sums and compilable(r) and compilable(like):
-            rows, its = (as_in_memory(t)[0].flatten(1) for t in (r.flatten(0, 1), like))
-            return tuple(part.view(r.shape[:2]) for part in row_sums(rows, its))
+            order = order_in_memory(r[0])
+            rows, its = r.flatten(0, 1).permute(order), like.permute(order)
+            found = row_sums(rows.flatten(1).contiguous(), its.flatten(1).contiguous())
+            return tuple(part.view(r.shape[:2]) for part in found)
         each = tuple(range(2, r.dim()))
         squares = square_norms(r.flatten(0, 1)).view(r.shape[:2])
         if not with_sums:
             return (squares,)
+        like = torch.empty_like(r[0]).copy_(like)  # as r lies in memory
         return squares, (r * like).sum(each), r.sum(each)
 
 

@@ -38,7 +38,9 @@ def share_out(
     threads = torch.get_num_threads() if count > 1 else 1
     if HAS_TEAM:
         if at_once(threads, count, *operands):
-            raise MemoryError("no memory for the scratch of a compiled loop")
+            raise MemoryError(
+                "a compiled loop failed, most likely for want of memory for its scratch"
+            )
     elif threads == 1:
         some(0, count, *operands)
     else:

@@ -215,7 +215,7 @@ def _costs(source: Sizes, places: Sizes, geometry: Geometry, host: bool) -> dict
     }
     if not symmetric(source, places, geometry):
         costs["groups"] = math.inf
-    if host and len(geometry.kernel) == 2:
+    if host and len(geometry.kernel) == 2 and taps > 0:
         costs["compiled"] = n * filter_cost(source[1:], places[1:], geometry)
     if geometry.groups > 1:
         costs["patch grams"] = math.inf

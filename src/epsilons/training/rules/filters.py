@@ -28,6 +28,7 @@ from epsilons.training.threads import go_through, share_out
 _OUTPUTS, _VECTORS = 8 if WIDE else 4, 3  # of the largest tile: as many sums as registers hold
 _PLACES = 128  # in one chain of sums; so many chains are added in single precision,
 _STRETCH = 32 * _PLACES  # and what they come to in double precision
+_TOGETHER = 2**16  # numbers of several lines put together, at most: they stay in the cache
 
 # Nanoseconds on one core: a product, what comes with a tile, a copy.
 _PRODUCT, _TILE, _COPY = 1 / 45, 12.0, 0.2
@@ -61,7 +62,7 @@ def filter_squares(source: Tensor, places: Tensor, geometry: Geometry) -> tuple[
 def filter_cost(source: Sizes, places: Sizes, geometry: Geometry) -> float:
     """Nanoseconds that an image takes on one core, for shapes (c, …) and (o, …)."""
     channels, outputs = source[0] // geometry.groups, places[0] // geometry.groups
-    count, vectors = math.prod(places[1:]), len(_seen(channels, geometry))
+    count, vectors = math.prod(places[1:]), len(_seen(channels, places[1:], geometry))
     rows = -(-outputs // _OUTPUTS)
     products = rows * _OUTPUTS * vectors * LANES * count
     tiles = rows * -(-vectors // _VECTORS) * -(-count // _PLACES)
@@ -118,8 +119,9 @@ def _walk(channels: int, out: Sizes, geometry: Geometry) -> _Walk:
     (tall, wide), (down, across), (above, left), (dy, dx), _ = geometry
     lines = (out[0] - 1) * down + (tall - 1) * dy + 1
     width = (out[1] - 1) * across + (wide - 1) * dx + 1
-    together, run, pitch = _lines_together(channels, geometry), wide * channels, _pitch(channels)
-    seen = np.array(_seen(channels, geometry))
+    together, run = _lines_together(channels, out, geometry), wide * channels
+    pitch = _pitch(channels)
+    seen = np.array(_seen(channels, out, geometry))
     steps, filled = seen[:, :3], seen[:, 3].copy()
     gap = math.gcd(down, together * dy)
     if together > 1:
@@ -138,14 +140,14 @@ def _walk(channels: int, out: Sizes, geometry: Geometry) -> _Walk:
     )  # fmt: skip
 
 
-def _seen(channels: int, geometry: Geometry) -> list[tuple[int, int, int, int]]:
+def _seen(channels: int, out: Sizes, geometry: Geometry) -> list[tuple[int, int, int, int]]:
     """The vectors of a filter: line, tap and number that each begins with, and how many it has.
 
     A tap is a run of numbers in an image with its channels last; few channels are put together for
     all taps of a line, and for several lines where they fit.
     """
     tall, wide = geometry.kernel
-    together = _lines_together(channels, geometry)
+    together = _lines_together(channels, out, geometry)
     if together > 1:
         lines = range(0, tall, together)
         return [(line, 0, 0, min(together, tall - line) * wide * channels) for line in lines]
@@ -159,9 +161,13 @@ def _seen(channels: int, geometry: Geometry) -> list[tuple[int, int, int, int]]:
     ]
 
 
-def _lines_together(channels: int, geometry: Geometry) -> int:
-    tall, wide = geometry.kernel
-    return max(1, min(tall, LANES // (wide * channels))) if geometry.dilation[1] == 1 else 1
+def _lines_together(channels: int, out: Sizes, geometry: Geometry) -> int:
+    """How many lines of a filter go into one vector; 1 if what is put together would be large."""
+    (tall, wide), (down, _), _, (dy, dx), _ = geometry
+    size = LANES * ((out[0] - 1) * down + tall * dy) * out[1]
+    if dx > 1 or channels < 1 or size > _TOGETHER:
+        return 1
+    return max(1, min(tall, LANES // (wide * channels)))
 
 
 @reordered()
@@ -223,7 +229,8 @@ def _channels_last(
 ) -> None:
     """Write an image where it is looked for, its channels side by side; padding stays zero."""
     channels, height, wide = image.shape
-    flat, first, last = image.reshape(-1), max(0, left), min(width, wide + left)
+    flat, first = image.reshape(-1), max(0, left)
+    last = max(first, min(width, wide + left))
     together = channels - channels % SIDE if last - first >= SIDE else 0
     for line in range(max(0, above), min(lines, height + above)):
         seen, target = (line - above) * wide - left, line * width * pitch
@@ -244,7 +251,8 @@ def _channels_last(
 def _put_together(image: _Floats, walk: _Walk, x: _Floats) -> None:
     """What a filter sees of some lines side by side, by line and column that it begins at.
 
-    A whole vector is copied of each, and what is too much overwritten by the next one.
+    A whole vector is copied of each line. What is too much is overwritten by the next one, or lies
+    in lanes that are not of the filter and are cleared in the end.
     """
     pitch = walk.width * walk.pitch
     for first in range(walk.number):

@@ -19,10 +19,10 @@ from epsilons.training.compiled import compilable
 from epsilons.training.rules.contractions import Geometry, Sizes
 from epsilons.training.rules.conv import ChannelBias, Conv, conv, sizes
 from epsilons.training.rules.layernorm import layer_norm_back
-from epsilons.training.rules.linear import Linear, has_one_place, linear
+from epsilons.training.rules.linear import linear
 from epsilons.training.rules.normalisation import group_norm, layer_norm
 from epsilons.training.rules.outer import MOST_PLACES
-from epsilons.training.rules.registry import Rule, Term, square_norms
+from epsilons.training.rules.registry import Rule, Term
 from epsilons.training.taps import Node
 
 _Deliver = Callable[[Tensor, Tensor], None]
@@ -162,7 +162,8 @@ class _LayerNorm(Node):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, rstd, weight, bias = ctx.saved_tensors
         rows, its = (t.reshape(ctx.count, -1, x.shape[-1]) for t in (x, g))
-        if compilable(x) and compilable(g) and rows.shape[1] <= MOST_PLACES:
+        compiled = compilable(x) and compilable(g) and rows.shape[1] <= MOST_PLACES
+        if compiled and ctx.needs_input_grad[0]:
             places = rows.shape[:2]
             back, scale, shift = layer_norm_back(
                 rows, its, mean.view(places), rstd.view(places), weight
@@ -185,17 +186,7 @@ def _linear(interception: Any, input: Tensor, weight: Tensor, bias: Tensor | Non
     if not matrices or not _applies(interception, input, weight, bias):
         return NotImplemented
     w, b = _values(weight, bias)
-    # Now, while the input is in the processor's cache: the output's product reads it next.
-    early = has_one_place(input) and input.layout is torch.strided
-    lengths = square_norms(input.detach()) if early else None
-
-    def terms(x: Tensor) -> Iterable[tuple[Any, Term]]:
-        for its, term in linear(x, w, b):
-            if isinstance(term, Linear):
-                term.lengths = lengths
-            yield its, term
-
-    deliver = _by_rule(interception, (weight, bias), "linear", terms)
+    deliver = _by_rule(interception, (weight, bias), "linear", lambda x: linear(x, w, b))
     return _rows(interception, _Linear, input, w, b, deliver)
 
 

@@ -36,11 +36,10 @@ class Linear(Term):
     def __init__(self, data: Tensor, transposed: bool = False, bias: Bias | None = None) -> None:
         super().__init__(data)
         self.transposed, self.bias = transposed, bias
-        self.lengths: Tensor | None = None  # ‖a‖² where T = 1, if known already
 
     def rows(self, chosen: slice | Tensor) -> Self:
         part = super().rows(chosen)
-        part.bias = part.lengths = None  # which have other rows
+        part.bias = None  # which has other rows
         return part
 
     def operands(self, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,12 +69,11 @@ class Linear(Term):
 
     def square_norms(self, g: Tensor) -> Tensor:
         assert self.data is not None
-        if has_one_place(g):
+        if g.numel() == g.shape[0] * g.shape[-1]:  # one place
             lengths = square_norms(precise(g))
             if self.bias is not None:
                 self.bias.squares = lengths
-            known = self.lengths
-            return lengths * (square_norms(precise(self.data)) if known is None else known)
+            return square_norms(precise(self.data)) * lengths
         a, g = self.operands(g)
         if _forms(a, g):
             parts = chunks(len(g), 4 * a.shape[2] * g.shape[2])
@@ -103,11 +101,6 @@ class Linear(Term):
             g = g * scale
         a, g = a.flatten(0, -2), g.flatten(0, -2)
         return a.mT @ g if self.transposed else g.mT @ a
-
-
-def has_one_place(rows: Tensor) -> bool:
-    """Whether nothing lies between the first and the last dimension."""
-    return rows.numel() == rows.shape[0] * rows.shape[-1]
 
 
 def _sequences(rows: Tensor) -> Tensor:
@@ -181,7 +174,8 @@ class Bias(Known):
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
         if self.total is not None:
-            return self.total
+            total, self.total = self.total, None  # it is for these factors alone
+            return total
         if self.squares is None:
             return super().weighted_sum(g, factors)
         rows = precise(g).reshape(-1, *self.shape)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from epsilons.training.compiled import reordered
+from epsilons.training.rules.squares import square
 from epsilons.training.threads import go_through, share_out
 
 _Floats = NDArray[Any]
@@ -34,21 +35,13 @@ def _some(first: int, last: int, ids: _Ids, g: _Floats, squares: _Floats) -> Non
     row = np.empty(width)  # double precision: an id may occur any number of times
     for i in range(first, last):
         order = np.argsort(ids[i])
-        square = 0.0
+        total = 0.0
         row[:] = 0
         for t in range(places):
             here = order[t]
             if t > 0 and ids[i, here] != ids[i, order[t - 1]]:
-                square += _square(row)
+                total += square(row)
                 row[:] = 0
             for j in range(width):
                 row[j] += g[i, here, j]
-        squares[i] = square + _square(row)
-
-
-@reordered()
-def _square(row: _Floats) -> float:
-    total = 0.0
-    for j in range(len(row)):
-        total += row[j] * row[j]
-    return total
+        squares[i] = total + square(row)

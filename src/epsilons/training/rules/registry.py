@@ -133,7 +133,7 @@ def square_norms(gradients: Tensor) -> Tensor:
     Torch takes a norm by one long sum, which in single precision comes out too small: by 1e-5 for
     a million numbers, by 1e-3 for twenty million.
     """
-    rows, _ = as_in_memory(gradients)
+    rows, _ = _as_in_memory(gradients)
     if rows.dim() != 2:
         rows = rows.reshape(rows.shape[0], rows.shape[1:].numel())
     if rows.shape[1] <= PIECE:
@@ -152,22 +152,26 @@ def _short_squares(rows: Tensor) -> Tensor:
 
 def weighted(gradients: Tensor, factors: Tensor) -> Tensor:
     """Σ_i factors_i · gradients_i."""
-    rows, back = as_in_memory(gradients)
+    rows, back = _as_in_memory(gradients)
     count, *shape = rows.shape
     total = (factors.to(rows.dtype) @ rows.reshape(count, math.prod(shape))).view(shape)
     return total if back is None else total.permute(back).contiguous()
 
 
-def as_in_memory(gradients: Tensor) -> tuple[Tensor, list[int] | None]:
+def _as_in_memory(gradients: Tensor) -> tuple[Tensor, list[int] | None]:
     """Gradients with dimensions in the order that they have in memory, not to be copied there.
 
     And the order that puts the dimensions of one gradient back; None if it is theirs.
     """
     if gradients.is_contiguous():
         return gradients, None
-    order = sorted(range(1, gradients.dim()), key=gradients.stride, reverse=True)
-    back = [order.index(d) for d in range(1, gradients.dim())]
-    return gradients.permute(0, *order), back
+    order = order_in_memory(gradients)
+    return gradients.permute(order), [order.index(d) - 1 for d in range(1, gradients.dim())]
+
+
+def order_in_memory(gradients: Tensor) -> list[int]:
+    """The first dimension, and the others in the order that they have in memory."""
+    return [0, *sorted(range(1, gradients.dim()), key=gradients.stride, reverse=True)]
 
 
 def chunks(count: int, bytes_each: int) -> list[slice]:
