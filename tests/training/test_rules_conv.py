@@ -1,6 +1,7 @@
 """Convolutions: every way of taking the norm, whatever the cost model would choose."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hazards import HAZARDS
 from oracle import assert_agrees, in_float64
 from torch import nn
 
+from epsilons.training import UnsupportedLayer
 from epsilons.training.norms import batch_norms
 from epsilons.training.rules import conv
 from epsilons.training.standardisation import Standardised
@@ -109,3 +111,11 @@ def test_the_bias_of_a_compiled_convolution_has_its_gradients_from_it(ask, monke
     assert torch.allclose(shift.rows(some).gradients(g[some]).double(), expected[some], atol=1e-4)
     getattr(term.rows(some), ask)(g[some])
     assert len(shift.sums) == 4  # part of the batch leaves them alone
+
+
+def test_a_convolution_of_no_channels_is_refused_by_name():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, about weights without entries
+        model = nn.Conv2d(0, 4, 3, bias=False)
+    with pytest.raises(UnsupportedLayer, match="weight"):
+        batch_norms(model, lambda model, x: model(x).sum((1, 2, 3)), torch.zeros(2, 0, 5, 5))
