@@ -38,17 +38,15 @@ def test_on_one_thread_a_forked_process_finds_the_same():
     assert subprocess.run([sys.executable, "-c", FORKED], check=False, timeout=120).returncode == 0
 
 
-NARROW = """
+LOOPS = """
 import torch
-from epsilons.training.rules import tiles
 from epsilons.training.rules.filters import filter_gradients
 from epsilons.training.rules.outer import outer_sums
 from epsilons.training.rules.pairs import pair_sums
 from walks import SAME, slowly
 
-assert tiles.LANES == 8
 torch.manual_seed(0)
-for places, d, p in ((7, 35, 13), (8, 32, 16)):
+for places, d, p in ((7, 35, 13), (8, 32, 16), (5, 70, 130)):
     a, g = torch.randn(3, places, d), torch.randn(3, places, p)
     expected = g.double().mT @ a.double()
     formed, squares, totals = outer_sums(a, g)
@@ -63,13 +61,33 @@ print("agree")
 """
 
 
-def test_loops_agree_where_vectors_are_short():
-    environment = {**os.environ, "NUMBA_ENABLE_AVX": "0"}
+NARROW = """
+from epsilons.training.rules import tiles
+assert tiles.LANES == 8
+"""
+
+# Where a processor has no registers of sixteen numbers, compilers take two of eight.
+WIDE = """
+from numba import njit
+from numba.core import codegen
+njit(lambda: 0)()  # numba itself has asked
+known, codegen.get_host_cpu_features = codegen.get_host_cpu_features, lambda: "+avx512f"
+from epsilons.training.rules import tiles
+codegen.get_host_cpu_features = known
+assert tiles.LANES == 16
+"""
+
+
+@pytest.mark.parametrize(
+    ("vectors", "avx"), [(NARROW, "0"), pytest.param(WIDE, "", marks=pytest.mark.slow)]
+)
+def test_loops_agree_with_vectors_of_any_length(vectors, avx, tmp_path):
+    settings = {"NUMBA_ENABLE_AVX": avx} if avx else {"NUMBA_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", NARROW],
+        [sys.executable, "-c", vectors + LOOPS],
         capture_output=True,
         text=True,
-        env=environment,
+        env={**os.environ, **settings},
         cwd=Path(__file__).parent,
     )
     assert done.stdout == "agree\n", done.stderr

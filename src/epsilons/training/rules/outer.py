@@ -5,6 +5,7 @@ A tile of the result is summed in registers, squared there and written once.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from epsilons.training.rules.tiles import COLUMNS, LANES, ROWS, copy, tile
 from epsilons.training.threads import go_through, share_out
 
 MOST_PLACES = 128  # one chain of sums in single precision errs by less than 1e-5
+_GROUP = math.lcm(ROWS, LANES)  # rows of tiles that share what they read of a panel
 
 _Floats = NDArray[Any]
 
@@ -50,29 +52,32 @@ def _some(
 ) -> None:
     places, width, height = a.shape[1], a.shape[2], g.shape[2]
     panels = -(-width // COLUMNS)
-    left = np.zeros(places * LANES, a.dtype)
+    left = np.zeros(places * _GROUP, a.dtype)
     right = np.zeros(panels * places * COLUMNS, a.dtype)
-    edge = np.empty(ROWS * COLUMNS, a.dtype)
+    edge, lanes = np.empty(ROWS * COLUMNS, a.dtype), np.empty(LANES, a.dtype)
     flat = formed.reshape(-1)
     for i in range(first, last):
         _add_up(g[i], totals[i])
         for panel in range(panels):
             _pack(a[i], panel * COLUMNS, COLUMNS, right[panel * places * COLUMNS :])
         square = 0.0
-        for first_row in range(0, height, LANES):
-            _pack(g[i], first_row, LANES, left)
+        for first_row in range(0, height, _GROUP):
+            _pack(g[i], first_row, _GROUP, left)
             for panel in range(panels):
                 column, begin = panel * COLUMNS, panel * places * COLUMNS
-                for row in range(first_row, min(first_row + LANES, height), ROWS):
+                lanes[:] = 0
+                for row in range(first_row, min(first_row + _GROUP, height), ROWS):
                     at = row - first_row
                     if row + ROWS <= height and column + COLUMNS <= width:
                         to = (i * height + row) * width + column
-                        square += tile(left, at, LANES, right, begin, places, flat, to, width)
+                        tile(left, at, _GROUP, right, begin, places, flat, to, width, lanes)
                         continue
-                    square += tile(left, at, LANES, right, begin, places, edge, 0, COLUMNS)
+                    tile(left, at, _GROUP, right, begin, places, edge, 0, COLUMNS, lanes)
                     for r in range(min(ROWS, height - row)):
                         for c in range(min(COLUMNS, width - column)):
                             formed[i, row + r, column + c] = edge[r * COLUMNS + c]
+                for lane in range(LANES):
+                    square += lanes[lane]
         squares[i] = square
 
 

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from epsilons.training.compiled import reordered
-from epsilons.training.rules.tiles import LANES, ROWS, VECTORS, products
+from epsilons.training.rules.tiles import LANES, PAIRS, products
 from epsilons.training.threads import go_through, share_out
 
 MOST_NUMBERS = 4096  # in a row: their sums in single precision err by less than 1e-5
+
+_ROWS, _COLUMNS = PAIRS
 
 _Floats = NDArray[Any]
 
@@ -59,17 +61,17 @@ def _some(
         x, width = _filled(a[i], ours_padded)
         y, height = _filled(g[i], theirs_padded)
         square = term = total = length = 0.0
-        for t in range(0, places, ROWS):
-            for u in range(t, places, VECTORS):
+        for t in range(0, places, _ROWS):
+            for u in range(t, places, _COLUMNS):
                 products(x, t * width, u * width, width, width, ours)
                 products(y, t * height, u * height, height, height, theirs)
-                if u >= t + ROWS:
+                if u >= t + _ROWS:
                     for lane in range(LANES):
                         square += 2.0 * ours[lane] * theirs[lane]  # in double precision
                         total += 2 * theirs[lane]
                     continue
                 for lane in range(LANES):
-                    ahead = u + lane % VECTORS - (t + lane // VECTORS)
+                    ahead = u + lane % _COLUMNS - (t + lane // _COLUMNS)
                     if ahead > 0:
                         square += 2.0 * ours[lane] * theirs[lane]  # in double precision
                         total += 2 * theirs[lane]
@@ -87,9 +89,9 @@ def _room(rows: _Floats) -> _Floats:
     """Zeros for the rows of one example, filled up to whole tiles; none if they are such."""
     places, width = rows.shape[1:]
     full = max(LANES, width + -width % LANES)
-    if places % ROWS == 0 and width == full:
+    if places % _ROWS == 0 and width == full:
         return np.zeros((0, 0), rows.dtype)
-    return np.zeros((places + -places % ROWS, full), rows.dtype)
+    return np.zeros((places + -places % _ROWS, full), rows.dtype)
 
 
 @reordered()

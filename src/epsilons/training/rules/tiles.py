@@ -12,7 +12,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils, config
+from numba.core import cgutils as _cgutils
+from numba.core import config
 from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
@@ -21,9 +22,11 @@ _features: Any = get_host_cpu_features
 WIDE = "+avx512f" in (config.CPU_FEATURES or _features()).split(",")  # type: ignore[attr-defined]
 
 LANES = 16 if WIDE else 8
-ROWS, VECTORS = 4, LANES // 4  # of a tile: as many sums as lanes, and registers for what they read
+ROWS, VECTORS = (4, 4) if WIDE else (6, 2)  # of a tile: sums, and registers for what they read
 COLUMNS = VECTORS * LANES
+PAIRS = 4, LANES // 4  # of a square of products: as many sums as lanes
 SIDE = 8  # of a square that is turned
+_LINE = 16  # numbers that memory brings at once
 FLOATS = types.Array(types.float32, 1, "C")
 WHOLES = types.Array(types.int64, 1, "C")
 _FUSED = ("contract",)  # a product and the sum it goes into may be rounded once
@@ -33,6 +36,7 @@ _VECTOR, _SHORT = ir.VectorType(_FLOAT, LANES), ir.VectorType(_FLOAT, SIDE)
 ZERO = ir.Constant(_VECTOR, [0.0] * LANES)
 
 _intrinsic: Any = intrinsic  # numba itself gives the first argument
+_helpers: Any = _cgutils
 _number = types.int64
 
 
@@ -48,14 +52,16 @@ def tile(
     out: Any,
     to: Any,
     stride: Any,
+    squares: Any,
 ) -> Any:
     """out[to + r·stride + c] = Σ_t left[at + t·step + r] · right[begin + t·COLUMNS + c].
 
-    For a tile of rows and columns, over `count` ≥ 1 places t. The sum of its squares comes back.
+    For a tile of rows and columns, over `count` ≥ 1 places t. The squares are added to
+    squares[:LANES], each to one of them.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        left, at, step, right, begin, count, out, to, stride = args
+        left, at, step, right, begin, count, out, to, stride, squares = args
         x = address(context, builder, FLOATS, left, at)
         y = address(context, builder, FLOATS, right, begin)
         target = address(context, builder, FLOATS, out, to)
@@ -67,19 +73,23 @@ def tile(
             pitch = whole(COLUMNS)
             return [load(builder, moved(builder, y, t, pitch, v * LANES)) for v in range(VECTORS)]
 
-        squares = [ZERO] * VECTORS
+        for r in range(ROWS):
+            for c in range(0, COLUMNS, _LINE):
+                _expect_store(builder, moved(builder, target, whole(r), stride, c))
+        added = address(context, builder, FLOATS, squares, whole(0))
+        chains = [load(builder, added), *[ZERO] * 3]  # several, not to wait for one another
         for r, sums in enumerate(accumulated(builder, count, ROWS, VECTORS, number, seen)):
             for v, value in enumerate(sums):
                 store(builder, value, moved(builder, target, whole(r), stride, v * LANES))
                 square = builder.fmul(value, value, flags=_FUSED)
-                squares[v] = builder.fadd(squares[v], square, flags=_FUSED)
-        total = squares[0]
-        for others in squares[1:]:
-            total = builder.fadd(total, others)
-        return _across(builder, total)
+                chain = (r * VECTORS + v) % len(chains)
+                chains[chain] = builder.fadd(chains[chain], square, flags=_FUSED)
+        pairs = [builder.fadd(*pair) for pair in (chains[:2], chains[2:])]
+        store(builder, builder.fadd(*pairs), added)
+        return context.get_dummy_value()
 
-    signature = types.float32(
-        FLOATS, _number, _number, FLOATS, _number, _number, FLOATS, _number, _number
+    signature = types.void(
+        FLOATS, _number, _number, FLOATS, _number, _number, FLOATS, _number, _number, FLOATS
     )
     return signature, generate
 
@@ -105,9 +115,9 @@ def turn(typing: Any, rows: Any, start: Any, step: Any, columns: Any, to: Any, s
 def products(
     typing: Any, x: Any, first: Any, second: Any, pitch: Any, count: Any, found: Any
 ) -> Any:
-    """found[r·VECTORS + c] = Σ_k x[first + r·pitch + k] · x[second + c·pitch + k].
+    """found[r·PAIRS[1] + c] = Σ_k x[first + r·pitch + k] · x[second + c·pitch + k].
 
-    Over `count` ≥ 1 numbers k, a multiple of the lanes.
+    For r < PAIRS[0], over `count` ≥ 1 numbers k, a multiple of the lanes.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -117,7 +127,7 @@ def products(
                 moved(builder, address(context, builder, FLOATS, x, begin), whole(r), pitch)
                 for r in range(number)
             ]
-            for begin, number in ((first, ROWS), (second, VECTORS))
+            for begin, number in zip((first, second), PAIRS, strict=True)
         )
 
         def number(k: Any, r: int) -> Any:
@@ -127,7 +137,7 @@ def products(
             return [load(builder, moved(builder, y, k, whole(LANES))) for y in columns]
 
         steps = builder.udiv(count, whole(LANES))
-        sums = accumulated(builder, steps, ROWS, VECTORS, number, seen)
+        sums = accumulated(builder, steps, *PAIRS, number, seen)
         total = _sums_of(builder, [s for row in sums for s in row])
         store(builder, total, address(context, builder, FLOATS, found, whole(0)))
         return context.get_dummy_value()
@@ -192,7 +202,7 @@ def whole(value: int) -> Any:
 
 def address(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
     """Where entry `at` of an array lies."""
-    proxy = cgutils.create_struct_proxy(kind)  # type: ignore[no-untyped-call]
+    proxy = _helpers.create_struct_proxy(kind)
     return builder.gep(proxy(context, builder, array).data, [at])
 
 
@@ -211,13 +221,13 @@ def store(builder: Any, vector: Any, start: Any) -> None:
     builder.store(vector, builder.bitcast(start, vector.type.as_pointer())).align = 4
 
 
-def _across(builder: Any, vector: Any) -> Any:
-    """The sum of a vector's numbers."""
-    total = builder.extract_element(vector, ir.Constant(_PLACE, 0))
-    for lane in range(1, LANES):
-        number = builder.extract_element(vector, ir.Constant(_PLACE, lane))
-        total = builder.fadd(total, number, flags=("reassoc",))
-    return total
+def _expect_store(builder: Any, start: Any) -> None:
+    """Have the line of memory at an address brought near, to be written some time later."""
+    byte = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, _PLACE, _PLACE, _PLACE])
+    prefetch = _helpers.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    write, near, data = (ir.Constant(_PLACE, option) for option in (1, 3, 1))
+    builder.call(prefetch, [builder.bitcast(start, byte), write, near, data])
 
 
 def _turned(builder: Any, rows: list[Any]) -> list[Any]:
