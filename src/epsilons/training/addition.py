@@ -7,13 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
-from numba.np.numpy_support import carray
+from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
+from epsilons.training.compiled import doubles_at, singles_at
 from epsilons.training.gaussian import gaussian_units
 from epsilons.training.keystream import Keystream
 from epsilons.training.threads import go_through, share_out
@@ -25,7 +23,6 @@ _BLOCK = 16 * _CHUNK  # random words that are drawn together
 _Words = NDArray[np.uint64]
 _Floats = NDArray[np.floating[Any]]
 _Counts = NDArray[np.int64]
-_intrinsic: Any = intrinsic  # numba itself gives the first argument
 
 
 def add_noise(
@@ -115,9 +112,9 @@ def _some(
         exact, noisy, width = sources[chunk]
         from_, to = exact + start * width, noisy + start * width
         if width == 4:
-            outside[chunk] = _add_units(_singles(from_, size), units, g, _singles(to, size))
+            outside[chunk] = _add_units(singles_at(from_, size), units, g, singles_at(to, size))
         else:
-            outside[chunk] = _add_units(_doubles(from_, size), units, g, _doubles(to, size))
+            outside[chunk] = _add_units(doubles_at(from_, size), units, g, doubles_at(to, size))
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -134,23 +131,3 @@ def _add_units(exact: _Floats, units: _Floats, g: float, noisy: _Floats) -> int:
         noisy[i] = (whole + units[i]) * g
         outside += 0 if abs(whole) < UNITS_LIMIT else 1
     return outside
-
-
-@njit(cache=True, nogil=True)
-def _singles(start: int, size: int) -> Any:
-    return carray(_pointer(start), size, np.float32)
-
-
-@njit(cache=True, nogil=True)
-def _doubles(start: int, size: int) -> Any:
-    return carray(_pointer(start), size, np.float64)
-
-
-@_intrinsic
-def _pointer(typing: Any, start: Any) -> Any:
-    """The memory at an address."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
-
-    return types.voidptr(types.int64), generate

@@ -390,7 +390,7 @@ class Interception(TorchFunctionMode):
     def _fused(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operation as a node of its own, where it maps rows of data to rows."""
         apply, rule = FUSED[func]
-        if RULES[func][0] is not rule or not torch.is_grad_enabled():
+        if RULES.get(func, _NO_RULE)[0] is not rule or not torch.is_grad_enabled():
             return NotImplemented
         self._notice_checkpoint()
         return apply(self, *args, **kwargs)
@@ -514,5 +514,6 @@ def _spans(weight: Tensor, place: int) -> bool:
     return weight.dim() >= -place and weight.shape[place] != 1
 
 
+_NO_RULE = None, None
 _DELIVERED = Formed()  # what comes back is the gradients
 _grad = opened(torch.autograd.grad) or torch.autograd.grad

@@ -24,6 +24,7 @@ WIDE = "+avx512f" in (config.CPU_FEATURES or _features()).split(",")  # type: ig
 LANES = 16 if WIDE else 8
 ROWS, VECTORS = (4, 4) if WIDE else (6, 2)  # of a tile: sums, and registers for what they read
 COLUMNS = VECTORS * LANES
+TALL, BROAD = 8 if WIDE else 6, 2 * LANES  # of a tile of matrices that are in the cache
 PAIRS = 4, LANES // 4  # of a square of products: as many sums as lanes
 SIDE = 8  # of a square that is turned
 _LINE = 16  # numbers that memory brings at once
@@ -90,6 +91,50 @@ def tile(
 
     signature = types.void(
         FLOATS, _number, _number, FLOATS, _number, _number, FLOATS, _number, _number, FLOATS
+    )
+    return signature, generate
+
+
+@_intrinsic
+def matrix(
+    typing: Any,
+    left: Any,
+    at: Any,
+    step: Any,
+    pitch: Any,
+    right: Any,
+    begin: Any,
+    count: Any,
+    out: Any,
+    to: Any,
+    stride: Any,
+) -> Any:
+    """out[to + r·stride + c] = Σ_t left[at + t·step + r·pitch] · right[begin + t·BROAD + c].
+
+    For TALL rows and BROAD columns, over `count` ≥ 1 places t.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        left, at, step, pitch, right, begin, count, out, to, stride = args
+        x = address(context, builder, FLOATS, left, at)
+        y = address(context, builder, FLOATS, right, begin)
+        target = address(context, builder, FLOATS, out, to)
+        rows = [moved(builder, x, whole(r), pitch) for r in range(TALL)]
+
+        def number(t: Any, r: int) -> Any:
+            return spread(builder, builder.load(moved(builder, rows[r], t, step)))
+
+        def seen(t: Any) -> list[Any]:
+            pitch = whole(BROAD)
+            return [load(builder, moved(builder, y, t, pitch, v)) for v in range(0, BROAD, LANES)]
+
+        for r, sums in enumerate(accumulated(builder, count, TALL, BROAD // LANES, number, seen)):
+            for v, value in enumerate(sums):
+                store(builder, value, moved(builder, target, whole(r), stride, v * LANES))
+        return context.get_dummy_value()
+
+    signature = types.void(
+        FLOATS, _number, _number, _number, FLOATS, _number, _number, FLOATS, _number, _number
     )
     return signature, generate
 

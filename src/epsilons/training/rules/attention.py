@@ -1,0 +1,351 @@
+"""Attention over short sequences by compiled loops, in host memory.
+
+It has no weights, so that torch's own kernels would do. But these are made for long sequences and
+take twice as long: here a head of an example stays in the cache from its first product to its last.
+
+    P = softmax(s·QKᵀ),   O = PV                                  with s the scale
+    ∂V = Pᵀ∂O,   ∂S = P∘(∂O Vᵀ − rows of ⟨∂O, O⟩),   ∂Q = s·∂S K,   ∂K = s·∂Sᵀ Q
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from epsilons.training.compiled import compilable, reordered, singles_at
+from epsilons.training.rules.tiles import BROAD, LANES, SIDE, TALL, copy, matrix, turn
+from epsilons.training.threads import go_through, share_out
+
+MOST = 128  # places and numbers: one chain of sums in single precision errs by less than 1e-5
+
+_LOG2_E = np.float32(math.log2(math.e))
+_LN_2 = np.float32(0.693359375), np.float32(math.log(2.0) - 0.693359375)  # the first has few bits
+_LEAST = np.float32(-87.0)  # whose exponential still is a normal number
+_TAYLOR = tuple(np.float32(1 / math.factorial(k)) for k in range(7, -1, -1))
+_MAGIC = np.float32(
+    1.5 * 2**23
+)  # added to a number, it leaves the nearest integer in the last bits
+
+_Floats = NDArray[Any]
+_Whole = NDArray[np.int64]
+_Number = float | np.floating[Any]
+
+
+def fits(*operands: Tensor) -> bool:
+    """Whether these are heads (B, H, T, d) of short sequences that the loops take."""
+    return all(
+        t.dim() == 4 and min(t.shape) > 0 and max(t.shape[2:]) <= MOST
+        and compilable(t) and type(t) is Tensor and not t.is_neg()
+        for t in operands
+    )  # fmt: skip
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+    """PV (B, H, T, e), and log Σ_u exp(s·⟨q_t, k_u⟩) (B, H, T).
+
+    q: (B, H, T, d), k: (B, H, U, d), v: (B, H, U, e). `causal`: place t sees places u ≤ t only.
+    """
+    batch, heads, places, _ = q.shape
+    out, sums = _heads(v, places), q.new_empty(batch, heads, places)
+    given = [_rows(t) for t in (q, k, v)]  # by name: the loops have only their addresses
+    table, sizes = _table(*given, out), _sizes(q, k, v)
+    share_out(batch * heads, _some, _at_once, table, sizes, scale, causal, sums.numpy())
+    return out, sums
+
+
+def attention_back(
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    sums: Tensor,
+    scale: float,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """∂Q, ∂K and ∂V from ∂O = g, with what `attention` gave."""
+    found = _heads(q, q.shape[2]), _heads(k, k.shape[2]), _heads(v, v.shape[2])
+    given = [_rows(t) for t in (g, q, k, v, out)]
+    table, sizes = _table(*given, *found), _sizes(q, k, v)
+    count, logs = q.shape[0] * q.shape[1], sums.detach().numpy()
+    share_out(count, _some_back, _back_at_once, table, sizes, scale, causal, logs)
+    return found
+
+
+def _rows(heads: Tensor) -> Tensor:
+    """The same with the numbers of a place side by side."""
+    return heads.resolve_neg() if heads.stride(3) == 1 else heads.contiguous()
+
+
+def _heads(like: Tensor, places: int) -> Tensor:
+    """Room for heads that lie side by side in memory, place by place."""
+    batch, heads, _, width = like.shape
+    return like.new_empty(batch, places, heads, width).transpose(1, 2)
+
+
+def _table(*heads: Tensor) -> _Whole:
+    """Where tensors (B, H, T, d) lie, and how far apart examples, heads and places are in each."""
+    return np.array([(t.data_ptr(), *t.stride()[:3]) for t in heads], np.int64)
+
+
+def _sizes(q: Tensor, k: Tensor, v: Tensor) -> _Whole:
+    return np.array([q.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3]], np.int64)
+
+
+@reordered()
+def _at_once(threads: int, count: int, *operands: Any) -> Any:
+    return go_through(_some, threads, count, operands)
+
+
+@reordered()
+def _back_at_once(threads: int, count: int, *operands: Any) -> Any:
+    return go_through(_some_back, threads, count, operands)
+
+
+@reordered()
+def _some(
+    first: int,
+    last: int,
+    table: _Whole,
+    sizes: _Whole,
+    scale: float,
+    causal: bool,
+    sums: _Floats,
+) -> None:
+    heads, places, others, width, depth = sizes
+    across = _whole(others)
+    rows, weights = _room(places, width), _room(places, others)
+    right, result = _panels(max(width, others), max(others, depth)), _room(places, depth)
+    logs, shares, powers = sums.reshape(-1, places), np.empty(places), np.empty(across, np.int32)
+    seen = weights[: places * across].reshape(places, across)
+    for i in range(first, last):
+        _take(table[0], i, heads, places, width, np.float32(scale), rows)
+        _turn(table[1], i, heads, others, width, right)
+        _multiply(rows, 1, _whole(width), places, right, width, others, weights, across)
+        _hide(seen, others, causal, -np.inf)
+        _largest(seen, logs[i])
+        _exponentials(seen, logs[i], powers)
+        _hide(seen, others, causal, 0)
+        _totals(seen, shares)
+        _pack(table[2], i, heads, others, depth, right)
+        _multiply(weights, 1, across, places, right, others, depth, result, _whole(depth))
+        for t in range(places):
+            logs[i, t] += math.log(shares[t])
+            share = np.float32(1 / shares[t])
+            row = result[t * _whole(depth) : (t + 1) * _whole(depth)]
+            for e in range(len(row)):
+                row[e] *= share
+        _give(table[3], i, heads, places, depth, result)
+
+
+@reordered()
+def _some_back(
+    first: int,
+    last: int,
+    table: _Whole,
+    sizes: _Whole,
+    scale: float,
+    causal: bool,
+    sums: _Floats,
+) -> None:
+    heads, places, others, width, depth = sizes
+    across, wide, deep = _whole(others), _whole(width), _whole(depth)
+    most = max(places, others)
+    rows, given, out = _room(places, width), _room(places, depth), _room(places, depth)
+    weights, slopes = _room(places, others), _room(places, others)
+    powers, result = np.empty(across, np.int32), _room(most, max(width, depth))
+    right = _panels(max(most, width, depth), max(most, width, depth))
+    logs, factor, one = sums.reshape(-1, places), np.float32(scale), np.float32(1)
+    seen = weights[: places * across].reshape(places, across)
+    for i in range(first, last):
+        _take(table[0], i, heads, places, depth, one, given)
+        _take(table[1], i, heads, places, width, factor, rows)
+        _take(table[4], i, heads, places, depth, one, out)
+        _turn(table[2], i, heads, others, width, right)
+        _multiply(rows, 1, wide, places, right, width, others, weights, across)
+        _exponentials(seen, logs[i], powers)
+        _hide(seen, others, causal, 0)
+        _turn(table[3], i, heads, others, depth, right)
+        _multiply(given, 1, deep, places, right, depth, others, slopes, across)
+        for t in range(places):
+            ours, theirs = given[t * deep : (t + 1) * deep], out[t * deep : (t + 1) * deep]
+            mean = np.float32(0)
+            for e in range(len(ours)):
+                mean += ours[e] * theirs[e]
+            row, slope = seen[t], slopes[t * across : (t + 1) * across]
+            for u in range(len(row)):
+                slope[u] = factor * row[u] * (slope[u] - mean)
+        _pack(table[2], i, heads, others, width, right)
+        _multiply(slopes, 1, across, places, right, others, width, result, wide)
+        _give(table[5], i, heads, places, width, result)
+        _pack(table[1], i, heads, places, width, right)
+        _multiply(slopes, across, 1, others, right, places, width, result, wide)
+        _give(table[6], i, heads, others, width, result)
+        _pack(table[0], i, heads, places, depth, right)
+        _multiply(weights, across, 1, others, right, places, depth, result, deep)
+        _give(table[7], i, heads, others, depth, result)
+
+
+@reordered()
+def _tall(rows: int) -> int:
+    """So many rows and more, for whole tiles."""
+    return rows + -rows % TALL
+
+
+@reordered()
+def _whole(columns: int) -> int:
+    """So many columns and more, for whole tiles; no power of two, for the cache's sake."""
+    return columns + -columns % BROAD + LANES
+
+
+@reordered()
+def _room(rows: int, columns: int) -> _Floats:
+    return np.zeros(_tall(rows) * _whole(columns), np.float32)
+
+
+@reordered()
+def _panels(rows: int, columns: int) -> _Floats:
+    return np.zeros(rows * (columns + -columns % BROAD), np.float32)
+
+
+@reordered()
+def _head(place: _Whole, i: int, heads: int, rows: int, width: int) -> tuple[_Floats, int]:
+    """The memory of head i from its first number on, and how far apart its rows are."""
+    start, example, head, stride = place
+    address = start + 4 * (i // heads * example + i % heads * head)
+    return singles_at(address, (rows - 1) * stride + width), stride
+
+
+@reordered()
+def _take(
+    place: _Whole, i: int, heads: int, rows: int, width: int, scale: _Number, to: _Floats
+) -> None:
+    """Copy the rows of a head times a scale, apart as `_whole` says."""
+    x, stride = _head(place, i, heads, rows, width)
+    pitch = _whole(width)
+    for t in range(rows):
+        ours, theirs = to[t * pitch : t * pitch + width], x[t * stride : t * stride + width]
+        for j in range(width):
+            ours[j] = scale * theirs[j]
+
+
+@reordered()
+def _give(place: _Whole, i: int, heads: int, rows: int, width: int, found: _Floats) -> None:
+    """The other way round."""
+    x, stride = _head(place, i, heads, rows, width)
+    pitch = _whole(width)
+    for t in range(rows):
+        ours, theirs = found[t * pitch : t * pitch + width], x[t * stride : t * stride + width]
+        for j in range(width):
+            theirs[j] = ours[j]
+
+
+@reordered()
+def _pack(place: _Whole, i: int, heads: int, rows: int, width: int, panels: _Floats) -> None:
+    """Panels of columns, row by row; zeros where a panel has more than there are."""
+    x, stride = _head(place, i, heads, rows, width)
+    for first in range(0, width, BROAD):
+        to = first * rows
+        for t in range(rows):
+            if first + BROAD <= width:
+                for lane in range(0, BROAD, LANES):
+                    copy(x, t * stride + first + lane, panels, to + t * BROAD + lane)
+                continue
+            for c in range(BROAD):
+                seen = first + c < width
+                panels[to + t * BROAD + c] = x[t * stride + first + c] if seen else np.float32(0)
+
+
+@reordered()
+def _turn(place: _Whole, i: int, heads: int, rows: int, width: int, panels: _Floats) -> None:
+    """The same of the transposed head."""
+    x, stride = _head(place, i, heads, rows, width)
+    for first in range(0, rows, BROAD):
+        to = first * width
+        for c in range(0, BROAD, SIDE):
+            row = first + c
+            squares = width - width % SIDE if row + SIDE <= rows else 0
+            for j in range(0, squares, SIDE):
+                turn(x, row * stride + j, stride, panels, to + j * BROAD + c, BROAD)
+            for j in range(squares, width):
+                for r in range(SIDE):
+                    seen = row + r < rows
+                    value = x[(row + r) * stride + j] if seen else np.float32(0)
+                    panels[to + j * BROAD + c + r] = value
+
+
+@reordered()
+def _multiply(
+    left: _Floats,
+    step: int,
+    pitch: int,
+    rows: int,
+    panels: _Floats,
+    count: int,
+    columns: int,
+    out: _Floats,
+    stride: int,
+) -> None:
+    """out[r·stride + c] = Σ_s left[s·step + r·pitch] · right_sc, with right_sc in panels."""
+    for first in range(0, columns, BROAD):
+        for r in range(0, rows, TALL):
+            matrix(
+                left, r * pitch, step, pitch, panels, first * count, count,
+                out, r * stride + first, stride,
+            )  # fmt: skip
+
+
+@reordered()
+def _hide(x: _Floats, seen: int, causal: bool, by: _Number) -> None:
+    """Overwrite what a place doesn't see, and columns beyond."""
+    for t in range(len(x)):
+        x[t, min(t + 1, seen) if causal else seen :] = by
+
+
+@reordered(fastmath={"nnan", "nsz", "reassoc"})  # which puts numbers that are none in no order
+def _largest(x: _Floats, most: _Floats) -> None:
+    """The largest number of every row, where all are numbers."""
+    for t in range(len(x)):
+        row, largest = x[t], x[t, 0]
+        for u in range(len(row)):
+            largest = row[u] if row[u] > largest else largest
+        most[t] = largest
+
+
+@reordered()
+def _totals(x: _Floats, totals: _Floats) -> None:
+    for t in range(len(x)):
+        total = x.dtype.type(0)
+        for u in range(x.shape[1]):
+            total += x[t, u]
+        totals[t] = total
+
+
+@reordered(fastmath={"contract"})  # in this order: otherwise a sum would be undone
+def _exponentials(x: _Floats, less: _Floats, powers: NDArray[np.int32]) -> None:
+    """exp(x − m) by rows in place, to some 1e-7; what is no number stays so.
+
+    exp(y) = 2ⁿ·exp(y − n·ln 2) with n the integer nearest to y/ln 2, which a large number added to
+    it leaves in the last bits: these, moved to the exponent's place, are 2ⁿ.
+    """
+    shifted = powers.view(np.float32)
+    for t in range(len(x)):
+        row, m = x[t], less[t]
+        for u in range(len(row)):
+            y = row[u] - m
+            y = _LEAST if y < _LEAST else y
+            large = y * _LOG2_E + _MAGIC
+            shifted[u] = large
+            n = large - _MAGIC
+            rest = y - n * _LN_2[0] - n * _LN_2[1]
+            value = _TAYLOR[0]
+            for k in range(1, len(_TAYLOR)):
+                value = value * rest + _TAYLOR[k]
+            row[u] = value
+        bits = row.view(np.int32)
+        for u in range(len(row)):
+            bits[u] += powers[u] << 23
