@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from epsilons.training import clipped_gradients
+from epsilons.training.rules import attention as attentions
 from epsilons.training.rules.attention import MOST, attention, attention_back, fits
 
 
@@ -140,10 +141,8 @@ class Attending(nn.Module):
     ],
 )
 def test_a_pass_takes_the_loops_where_they_say_the_same(options, ours, monkeypatch):
-    from epsilons.training.rules import fused
-
     calls = []
-    monkeypatch.setattr(fused, "attention", lambda *args: calls.append(1) or attention(*args))
+    monkeypatch.setattr(attentions, "attention", lambda *args: calls.append(1) or attention(*args))
     torch.manual_seed(0)
     model, x = Attending(**options), torch.randn(5, 6, 12)
     torch.manual_seed(1)

@@ -17,18 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from epsilons.training.compiled import compilable, reordered, singles_at
+from epsilons.training.rules.exponential import exponential
 from epsilons.training.rules.tiles import BROAD, LANES, SIDE, TALL, copy, matrix, turn
 from epsilons.training.threads import go_through, share_out
 
 MOST = 128  # places and numbers: one chain of sums in single precision errs by less than 1e-5
-
-_LOG2_E = np.float32(math.log2(math.e))
-_LN_2 = np.float32(0.693359375), np.float32(math.log(2.0) - 0.693359375)  # the first has few bits
-_LEAST = np.float32(-87.0)  # whose exponential still is a normal number
-_TAYLOR = tuple(np.float32(1 / math.factorial(k)) for k in range(7, -1, -1))
-_MAGIC = np.float32(
-    1.5 * 2**23
-)  # added to a number, it leaves the nearest integer in the last bits
 
 _Floats = NDArray[Any]
 _Whole = NDArray[np.int64]
@@ -120,7 +113,7 @@ def _some(
     across = _whole(others)
     rows, weights = _room(places, width), _room(places, others)
     right, result = _panels(max(width, others), max(others, depth)), _room(places, depth)
-    logs, shares, powers = sums.reshape(-1, places), np.empty(places), np.empty(across, np.int32)
+    logs, shares = sums.reshape(-1, places), np.empty(places)
     seen = weights[: places * across].reshape(places, across)
     for i in range(first, last):
         _take(table[0], i, heads, places, width, np.float32(scale), rows)
@@ -128,7 +121,7 @@ def _some(
         _multiply(rows, 1, _whole(width), places, right, width, others, weights, across)
         _hide(seen, others, causal, -np.inf)
         _largest(seen, logs[i])
-        _exponentials(seen, logs[i], powers)
+        _exponentials(seen, logs[i])
         _hide(seen, others, causal, 0)
         _totals(seen, shares)
         _pack(table[2], i, heads, others, depth, right)
@@ -157,7 +150,7 @@ def _some_back(
     most = max(places, others)
     rows, given, out = _room(places, width), _room(places, depth), _room(places, depth)
     weights, slopes = _room(places, others), _room(places, others)
-    powers, result = np.empty(across, np.int32), _room(most, max(width, depth))
+    result = _room(most, max(width, depth))
     right = _panels(max(most, width, depth), max(most, width, depth))
     logs, factor, one = sums.reshape(-1, places), np.float32(scale), np.float32(1)
     seen = weights[: places * across].reshape(places, across)
@@ -167,7 +160,7 @@ def _some_back(
         _take(table[4], i, heads, places, depth, one, out)
         _turn(table[2], i, heads, others, width, right)
         _multiply(rows, 1, wide, places, right, width, others, weights, across)
-        _exponentials(seen, logs[i], powers)
+        _exponentials(seen, logs[i])
         _hide(seen, others, causal, 0)
         _turn(table[3], i, heads, others, depth, right)
         _multiply(given, 1, deep, places, right, depth, others, slopes, across)
@@ -325,27 +318,10 @@ def _totals(x: _Floats, totals: _Floats) -> None:
         totals[t] = total
 
 
-@reordered(fastmath={"contract"})  # in this order: otherwise a sum would be undone
-def _exponentials(x: _Floats, less: _Floats, powers: NDArray[np.int32]) -> None:
-    """exp(x − m) by rows in place, to some 1e-7; what is no number stays so.
-
-    exp(y) = 2ⁿ·exp(y − n·ln 2) with n the integer nearest to y/ln 2, which a large number added to
-    it leaves in the last bits: these, moved to the exponent's place, are 2ⁿ.
-    """
-    shifted = powers.view(np.float32)
+@reordered()
+def _exponentials(x: _Floats, less: _Floats) -> None:
+    """exp(x − m) by rows, in place."""
     for t in range(len(x)):
         row, m = x[t], less[t]
         for u in range(len(row)):
-            y = row[u] - m
-            y = _LEAST if y < _LEAST else y
-            large = y * _LOG2_E + _MAGIC
-            shifted[u] = large
-            n = large - _MAGIC
-            rest = y - n * _LN_2[0] - n * _LN_2[1]
-            value = _TAYLOR[0]
-            for k in range(1, len(_TAYLOR)):
-                value = value * rest + _TAYLOR[k]
-            row[u] = value
-        bits = row.view(np.int32)
-        for u in range(len(row)):
-            bits[u] += powers[u] << 23
+            row[u] = exponential(row[u] - m)

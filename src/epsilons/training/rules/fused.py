@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from epsilons.training.compiled import compilable
-from epsilons.training.rules.attention import attention, attention_back, fits
 from epsilons.training.rules.contractions import Geometry, Sizes
 from epsilons.training.rules.conv import ChannelBias, Conv, conv, sizes
 from epsilons.training.rules.layernorm import layer_norm_back
@@ -24,6 +23,7 @@ from epsilons.training.rules.linear import linear
 from epsilons.training.rules.normalisation import group_norm, layer_norm
 from epsilons.training.rules.outer import MOST_PLACES
 from epsilons.training.rules.registry import Rule, Term
+from epsilons.training.rules.weightless import WEIGHTLESS
 from epsilons.training.taps import Node
 
 _Deliver = Callable[[Tensor, Tensor], None]
@@ -182,21 +182,6 @@ class _LayerNorm(Node):
         return (dx, *[None] * 6)
 
 
-class _Attention(Node):
-    """Attention: no weight to be followed, but a way back that takes half of torch's time."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
-        out, sums = attention(q, k, v, scale, causal)
-        ctx.save_for_backward(q, k, v, out, sums)
-        ctx.options = scale, causal
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return (*attention_back(g, *ctx.saved_tensors, *ctx.options), None, None)
-
-
 def _linear(interception: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     matrices = input.dim() >= 2 and weight.dim() == 2
     if not matrices or not _applies(interception, input, weight, bias):
@@ -339,40 +324,11 @@ def _group_norm(
     return _rows(interception, _GroupNorm, input, *_values(weight, bias), *options)
 
 
-def _attention(
-    interception: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
-    heads = query, key, value
-    known = all(interception.batch_first(t) for t in heads) and fits(*heads)
-    if not known or attn_mask is not None or dropout_p or enable_gqa:
-        return NotImplemented
-    if not _alike(*heads) or torch.is_autocast_enabled(interception.device):
-        return NotImplemented
-    factor = query.shape[3] ** -0.5 if scale is None else float(scale)
-    out: Tensor = _Attention.applied(*heads, factor, is_causal)
-    interception.mark_rows(out)
-    return out
-
-
-def _alike(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether sizes agree without being stretched."""
-    heads = query.shape[:2] == key.shape[:2] == value.shape[:2]
-    return heads and query.shape[3] == key.shape[3] and key.shape[2] == value.shape[2]
-
-
 # Each with the rule that it stands for, if any: a rule of the user's own comes first.
 FUSED: dict[Any, tuple[Callable[..., Any], Rule | None]] = {
     F.group_norm: (_group_norm, group_norm),
     F.layer_norm: (_layer_norm, layer_norm),
     F.linear: (_linear, linear),
-    F.scaled_dot_product_attention: (_attention, None),
     torch.conv2d: (_conv2d, conv),
+    **{operation: (apply, None) for operation, apply in WEIGHTLESS.items()},
 }

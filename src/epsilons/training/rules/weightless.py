@@ -1,0 +1,91 @@
+"""Operations without weights that loops of ours do faster than torch's kernels.
+
+There is nothing in them to be followed, so they may be left to torch wherever a loop doesn't fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from epsilons.training.rules import attention as attentions
+from epsilons.training.rules import gelu as gelus
+from epsilons.training.taps import Node
+
+
+class _Attention(Node):
+    """Attention over short sequences."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+        out, sums = attentions.attention(q, k, v, scale, causal)
+        ctx.save_for_backward(q, k, v, out, sums)
+        ctx.options = scale, causal
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        return (*attentions.attention_back(g, *ctx.saved_tensors, *ctx.options), None, None)
+
+
+class _Gelu(Node):
+    """GELU, which on the way there learns what it needs on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out, slope = gelus.gelu(x)
+        ctx.save_for_backward(slope)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        slope: Tensor = ctx.saved_tensors[0]
+        return g * slope
+
+
+def _attention(
+    interception: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    heads = query, key, value
+    known = all(interception.batch_first(t) for t in heads) and attentions.fits(*heads)
+    if not known or attn_mask is not None or dropout_p or enable_gqa:
+        return NotImplemented
+    if not _alike(*heads) or torch.is_autocast_enabled(interception.device):
+        return NotImplemented
+    factor = query.shape[3] ** -0.5 if scale is None else float(scale)
+    out: Tensor = _Attention.applied(*heads, factor, is_causal)
+    interception.mark_rows(out)
+    return out
+
+
+def _alike(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether sizes agree without being stretched."""
+    heads = query.shape[:2] == key.shape[:2] == value.shape[:2]
+    return heads and query.shape[3] == key.shape[3] and key.shape[2] == value.shape[2]
+
+
+def _gelu(interception: Any, input: Tensor, approximate: str = "none") -> Any:
+    known = interception.batch_first(input) and input.requires_grad and gelus.fits(input)
+    if not known or approximate != "none":
+        return NotImplemented
+    out: Tensor = _Gelu.applied(input)
+    interception.mark_rows(out)
+    return out
+
+
+WEIGHTLESS: dict[Any, Callable[..., Any]] = {
+    F.gelu: _gelu,
+    F.scaled_dot_product_attention: _attention,
+}
