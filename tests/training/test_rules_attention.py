@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from epsilons.training import clipped_gradients
 from epsilons.training.rules import attention as attentions
@@ -128,6 +129,32 @@ class Attending(nn.Module):
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         mixed = F.scaled_dot_product_attention(q, k, v, **self.options)
         return self.out(mixed.transpose(1, 2).flatten(-2)).square().sum((1, 2))
+
+
+class Checkpointed(Attending):
+    """The same, run again on the way back."""
+
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def test_within_a_checkpoint_it_says_the_same():
+    torch.manual_seed(0)
+    model, x = Checkpointed(is_causal=True), torch.randn(5, 6, 12)
+    found, norms = clipped_gradients(model, lambda model, x: model(x), x, 1.0)
+    plain = Attending(is_causal=True)
+    plain.load_state_dict(model.state_dict())
+    expected, lengths = clipped_gradients(plain, lambda model, x: model(x), x, 1.0)
+    assert torch.allclose(norms, lengths)
+    for name, total in expected.items():
+        assert torch.allclose(found[name], total, atol=1e-6)
+
+
+def test_what_comes_back_in_another_type_is_refused():
+    q = torch.randn(1, 1, 4, 4)
+    out, sums = attention(q, q, q, 1.0, False)
+    with pytest.raises(TypeError, match="another type"):
+        attention_back(q, q.double(), q, q, out, sums, 1.0, False)
 
 
 @pytest.mark.parametrize(

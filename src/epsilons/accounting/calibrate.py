@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from scipy.optimize import brentq
-
 from epsilons.accounting import checks
 from epsilons.accounting.individual import METHODS, Method
 from epsilons.accounting.rdp import DEFAULT_ORDERS, rdp_epsilon, sampled_gaussian_rdp
@@ -36,6 +34,8 @@ def least_noise(
     checks.one_of("method", method, METHODS)
     if p == 0 or steps == 0:
         return 0.0
+
+    from scipy.optimize import brentq  # here, since it takes most of a second to load
 
     def excess(log_noise: float) -> float:
         return _worst_case(math.exp(log_noise), p, steps, delta, method) - target

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 
 def pearson(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
@@ -16,4 +15,6 @@ def pearson(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
 
 def spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
     """Spearman's ρ: Pearson's r of the ranks, ties at their mean rank."""
+    from scipy.stats import rankdata  # here, since it takes half a second to load
+
     return pearson(rankdata(x), rankdata(y))

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from epsilons.accounting.results import Epsilons
-from epsilons.analysis.correlation import pearson
+from epsilons.analysis.correlation import spearman
 from epsilons.analysis.intervals import (
     RESAMPLES,
     Interval,
@@ -202,5 +201,5 @@ def _names(rows: list[GroupRow]) -> str:
 def _rank_correlation(rows: list[GroupRow]) -> float | None:
     if len(rows) < 3:
         return None
-    accuracy = rankdata([row.test_accuracy for row in rows])
-    return pearson(accuracy, rankdata([row.mean_epsilon for row in rows]))
+    accuracies, means = zip(*((row.test_accuracy, row.mean_epsilon) for row in rows), strict=True)
+    return spearman(np.array(accuracies), np.array(means))

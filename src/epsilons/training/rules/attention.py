@@ -82,6 +82,8 @@ def _heads(like: Tensor, places: int) -> Tensor:
 
 def _table(*heads: Tensor) -> _Whole:
     """Where tensors (B, H, T, d) lie, and how far apart examples, heads and places are in each."""
+    if not all(compilable(t) for t in heads):
+        raise TypeError("what was saved for the way back came back in another type or elsewhere")
     return np.array([(t.data_ptr(), *t.stride()[:3]) for t in heads], np.int64)
 
 
