@@ -1,9 +1,10 @@
 """Norm pass and private step beside Opacus and torch.func, as ratios to plain training.
 
 One process, methods interleaved, minimum of N rounds, two threads; small models get more rounds,
-so that each has the same chance of a quiet moment. The allocator keeps freed memory, for every
-method alike: private steps tell it to. Memory is the high-water mark of tensor bytes that a call
-adds, relative to the plain call's.
+so that each has the same chance of a quiet moment. Where such moments are rare, one of them
+decides: in brackets is the median of the ratios within a round. The allocator keeps freed memory,
+for every method alike: private steps tell it to. Memory is the high-water mark of tensor bytes that
+a call adds, relative to the plain call's.
 
     python benchmarks/norms.py [--models mlp,wrn] [--rounds 7] [--what norms,step,memory,linear]
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -227,22 +229,28 @@ def working(calls: dict[str, Call]) -> dict[str, Call]:
     return result
 
 
-def best_times(calls: dict[str, Call], rounds: int) -> dict[str, float]:
-    """Seconds, the least of several interleaved rounds; slow peers get fewer."""
-    times = {name: float("inf") for name in calls}
+def times_of(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each call in several interleaved rounds; slow peers get fewer."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
     gc.collect()
     gc.freeze()  # so that collecting between calls has little to look at
     number = 0
-    while number < max(rounds, LEAST_SECONDS / times["plain"]):
+    while number < rounds or number < LEAST_SECONDS / min(times["plain"]):
         number += 1
         for name, call in calls.items():
-            if number > 3 and times[name] > 5 * times["plain"]:
+            if number > 3 and min(times[name]) > 5 * min(times["plain"]):
                 continue
             gc.collect()
             start = time.perf_counter()
             call()
-            times[name] = min(times[name], time.perf_counter() - start)
+            times[name].append(time.perf_counter() - start)
     return times
+
+
+def ratio(times: list[float], plain: list[float]) -> str:
+    """To plain: of the least times, and in brackets the median within a round."""
+    within = statistics.median(ours / its for ours, its in zip(times, plain, strict=False))
+    return f"{min(times) / min(plain):.2f} ({within:.2f})"
 
 
 def peak_bytes(call: Call) -> int:
@@ -266,9 +274,10 @@ def _labels(count: int) -> Tensor:
 def compare(title: str, calls: dict[str, Call], rounds: int, memory: bool) -> None:
     """Print one line of ratios to plain."""
     calls = working(calls)
-    times = best_times(calls, rounds)
-    ratios = "  ".join(f"{name} {times[name] / times['plain']:.2f}" for name in calls)
-    print(f"  {title:<22} plain {1e3 * times['plain']:7.1f} ms   {ratios}", flush=True)
+    times = times_of(calls, rounds)
+    plain = times.pop("plain")
+    ratios = "  ".join(f"{name} {ratio(its, plain)}" for name, its in times.items())
+    print(f"  {title:<22} plain {1e3 * min(plain):7.1f} ms   {ratios}", flush=True)
     if memory:
         peaks = {name: peak_bytes(call) for name, call in calls.items()}
         ratios = "  ".join(f"{name} {peaks[name] / peaks['plain']:.2f}" for name in calls)
@@ -283,7 +292,7 @@ def linear_cost(name: str, rounds: int) -> None:
     for size in (batch // 2, batch, 2 * batch):
         model, data = build(), (inputs(size), _labels(size))
         call = {"plain": lambda model=model, data=data: batch_norms(model, loss_fn, data)}
-        found.append(f"B {size}: {1e6 * best_times(call, rounds)['plain'] / size:.0f} µs")
+        found.append(f"B {size}: {1e6 * min(times_of(call, rounds)['plain']) / size:.0f} µs")
     print(f"  {name:<22} per example  " + "   ".join(found), flush=True)
 
 
