@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import forward_ad
 
 from epsilons.training import clipped_gradients
 from epsilons.training.rules import gelu as gelus
@@ -68,4 +69,35 @@ def test_a_pass_takes_the_loop_where_it_says_the_same(approximate, ours, monkeyp
     assert bool(calls) == ours
     model(x).sum().backward()
     for name, p in model.named_parameters():
+        assert torch.allclose(sums[name], p.grad, rtol=1e-4, atol=1e-5)
+
+
+def into_a_buffer(x):
+    return F.gelu(x.detach(), out=torch.empty_like(x)) * x
+
+
+def by_another_library(x):
+    return F.gelu(x.to_mkldnn()).to_dense()
+
+
+def with_a_derivative_on_the_way(x):
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        return forward_ad.unpack_dual(F.gelu(dual)).tangent
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own use of it
+@pytest.mark.parametrize(
+    "function", [into_a_buffer, by_another_library, with_a_derivative_on_the_way]
+)
+def test_what_the_loop_does_not_take_is_left_to_torch(function):
+    torch.manual_seed(0)
+    layer, x = nn.Linear(20, 2000), torch.randn(20, 20)
+
+    def loss_fn(layer, x):
+        return function(layer(x)).sum(1)
+
+    sums, _ = clipped_gradients(layer, loss_fn, x, math.inf)
+    loss_fn(layer, x).sum().backward()
+    for name, p in layer.named_parameters():
         assert torch.allclose(sums[name], p.grad, rtol=1e-4, atol=1e-5)

@@ -26,6 +26,12 @@ def compilable(tensor: Tensor) -> bool:
     return tensor.is_cpu and tensor.dtype == torch.float32
 
 
+def addressable(tensor: Tensor) -> bool:
+    """Whether they may also go by its address: its numbers are where they seem, as they seem."""
+    plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_neg()
+    return compilable(tensor) and plain
+
+
 @njit(cache=True, nogil=True)
 def singles_at(start: int, size: int) -> Any:
     """So many numbers of single precision at an address, as an array; for compiled loops."""

@@ -4,7 +4,7 @@ It has no weights, so that torch's own kernels would do. But these are made for 
 take twice as long: here a head of an example stays in the cache from its first product to its last.
 
     P = softmax(s·QKᵀ),   O = PV                                  with s the scale
-    ∂V = Pᵀ∂O,   ∂S = P∘(∂O Vᵀ − rows of ⟨∂O, O⟩),   ∂Q = s·∂S K,   ∂K = s·∂Sᵀ Q
+    ∂V = Pᵀ∂O,   ∂P = ∂O Vᵀ,   ∂S = P∘(∂P − rows of ⟨P, ∂P⟩),   ∂Q = s·∂S K,   ∂K = s·∂Sᵀ Q
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from epsilons.training.compiled import compilable, reordered, singles_at
+from epsilons.training.compiled import addressable, reordered, singles_at
 from epsilons.training.rules.exponential import exponential
 from epsilons.training.rules.tiles import BROAD, LANES, SIDE, TALL, copy, matrix, turn
 from epsilons.training.threads import go_through, share_out
@@ -31,42 +31,36 @@ _Number = float | np.floating[Any]
 def fits(*operands: Tensor) -> bool:
     """Whether these are heads (B, H, T, d) of short sequences that the loops take."""
     return all(
-        t.dim() == 4 and min(t.shape) > 0 and max(t.shape[2:]) <= MOST
-        and compilable(t) and type(t) is Tensor and not t.is_neg()
+        t.dim() == 4 and min(t.shape) > 0 and max(t.shape[2:]) <= MOST and addressable(t)
         for t in operands
     )  # fmt: skip
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
-    """PV (B, H, T, e), and log Σ_u exp(s·⟨q_t, k_u⟩) (B, H, T).
+    """PV (B, T, H, e), and log Σ_u exp(s·⟨q_t, k_u⟩) (B, H, T).
 
     q: (B, H, T, d), k: (B, H, U, d), v: (B, H, U, e). `causal`: place t sees places u ≤ t only.
     """
     batch, heads, places, _ = q.shape
-    out, sums = _heads(v, places), q.new_empty(batch, heads, places)
+    out, sums = _room_for(v, places), q.new_empty(batch, heads, places)
     given = [_rows(t) for t in (q, k, v)]  # by name: the loops have only their addresses
-    table, sizes = _table(*given, out), _sizes(q, k, v)
+    table, sizes = _table(*given, out.transpose(1, 2)), _sizes(q, k, v)
     share_out(batch * heads, _some, _at_once, table, sizes, scale, causal, sums.numpy())
     return out, sums
 
 
 def attention_back(
-    g: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    sums: Tensor,
-    scale: float,
-    causal: bool,
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, sums: Tensor, scale: float, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """∂Q, ∂K and ∂V from ∂O = g, with what `attention` gave."""
-    found = _heads(q, q.shape[2]), _heads(k, k.shape[2]), _heads(v, v.shape[2])
-    given = [_rows(t) for t in (g, q, k, v, out)]
+    """∂Q, ∂K and ∂V (B, H, T, d) from ∂O = g (B, T, H, e), with the sums of `attention`."""
+    found = [_room_for(t, t.shape[2]).transpose(1, 2) for t in (q, k, v)]
+    given = [_rows(t) for t in (g.transpose(1, 2), q, k, v)]
     table, sizes = _table(*given, *found), _sizes(q, k, v)
-    count, logs = q.shape[0] * q.shape[1], sums.detach().numpy()
+    if not addressable(sums):
+        raise _elsewhere()
+    count, logs = q.shape[0] * q.shape[1], sums.detach().contiguous().numpy()
     share_out(count, _some_back, _back_at_once, table, sizes, scale, causal, logs)
-    return found
+    return found[0], found[1], found[2]
 
 
 def _rows(heads: Tensor) -> Tensor:
@@ -74,17 +68,24 @@ def _rows(heads: Tensor) -> Tensor:
     return heads.resolve_neg() if heads.stride(3) == 1 else heads.contiguous()
 
 
-def _heads(like: Tensor, places: int) -> Tensor:
-    """Room for heads that lie side by side in memory, place by place."""
+def _room_for(like: Tensor, places: int) -> Tensor:
+    """Room for heads that lie side by side in memory, place by place: (B, T, H, d)."""
     batch, heads, _, width = like.shape
-    return like.new_empty(batch, places, heads, width).transpose(1, 2)
+    return like.new_empty(batch, places, heads, width)
 
 
 def _table(*heads: Tensor) -> _Whole:
     """Where tensors (B, H, T, d) lie, and how far apart examples, heads and places are in each."""
-    if not all(compilable(t) for t in heads):
-        raise TypeError("what was saved for the way back came back in another type or elsewhere")
+    if not all(addressable(t) for t in heads):
+        raise _elsewhere()
     return np.array([(t.data_ptr(), *t.stride()[:3]) for t in heads], np.int64)
+
+
+def _elsewhere() -> TypeError:
+    return TypeError(
+        "attention: what was saved for the way back came back in another type or place; "
+        "hooks on saved tensors must give back what they were given"
+    )
 
 
 def _sizes(q: Tensor, k: Tensor, v: Tensor) -> _Whole:
@@ -150,7 +151,7 @@ def _some_back(
     heads, places, others, width, depth = sizes
     across, wide, deep = _whole(others), _whole(width), _whole(depth)
     most = max(places, others)
-    rows, given, out = _room(places, width), _room(places, depth), _room(places, depth)
+    rows, given = _room(places, width), _room(places, depth)
     weights, slopes = _room(places, others), _room(places, others)
     result = _room(most, max(width, depth))
     right = _panels(max(most, width, depth), max(most, width, depth))
@@ -159,7 +160,6 @@ def _some_back(
     for i in range(first, last):
         _take(table[0], i, heads, places, depth, one, given)
         _take(table[1], i, heads, places, width, factor, rows)
-        _take(table[4], i, heads, places, depth, one, out)
         _turn(table[2], i, heads, others, width, right)
         _multiply(rows, 1, wide, places, right, width, others, weights, across)
         _exponentials(seen, logs[i])
@@ -167,22 +167,21 @@ def _some_back(
         _turn(table[3], i, heads, others, depth, right)
         _multiply(given, 1, deep, places, right, depth, others, slopes, across)
         for t in range(places):
-            ours, theirs = given[t * deep : (t + 1) * deep], out[t * deep : (t + 1) * deep]
-            mean = np.float32(0)
-            for e in range(len(ours)):
-                mean += ours[e] * theirs[e]
             row, slope = seen[t], slopes[t * across : (t + 1) * across]
-            for u in range(len(row)):
+            mean = np.float32(0)
+            for u in range(others):
+                mean += row[u] * slope[u]
+            for u in range(others):
                 slope[u] = factor * row[u] * (slope[u] - mean)
         _pack(table[2], i, heads, others, width, right)
         _multiply(slopes, 1, across, places, right, others, width, result, wide)
-        _give(table[5], i, heads, places, width, result)
+        _give(table[4], i, heads, places, width, result)
         _pack(table[1], i, heads, places, width, right)
         _multiply(slopes, across, 1, others, right, places, width, result, wide)
-        _give(table[6], i, heads, others, width, result)
+        _give(table[5], i, heads, others, width, result)
         _pack(table[0], i, heads, places, depth, right)
         _multiply(weights, across, 1, others, right, places, depth, result, deep)
-        _give(table[7], i, heads, others, depth, result)
+        _give(table[6], i, heads, others, depth, result)
 
 
 @reordered()

@@ -14,7 +14,8 @@ from epsilons.training.compiled import reordered
 
 _LOG2_E = np.float32(math.log2(math.e))
 _LN_2 = np.float32(0.693359375), np.float32(math.log(2.0) - 0.693359375)  # the first has few bits
-_LEAST = np.float32(-87.0)  # whose exponential still is a normal number
+_LEAST, _MOST = np.float32(-87.0), np.float32(88.0)  # whose exponentials are normal numbers
+_INFINITY = np.float32(math.inf)
 _TAYLOR = tuple(np.float32(1 / math.factorial(k)) for k in range(7, -1, -1))
 _LARGE = np.float32(
     1.5 * 2**23
@@ -25,7 +26,7 @@ _intrinsic: Any = intrinsic  # numba itself gives the first argument
 
 @reordered(fastmath={"contract"})  # in this order: otherwise a sum would be undone
 def exponential(y: Any) -> Any:
-    """exp(y) for y ≤ 88, to some 1e-7; y below −87 is taken for that, and no number stays none.
+    """exp(y) to some 1e-7; y below −87 is taken for that, above 88 for ∞, and NaN stays NaN.
 
     exp(y) = 2ⁿ·exp(y − n·ln 2) with n the integer nearest to y/ln 2.
     """
@@ -36,7 +37,8 @@ def exponential(y: Any) -> Any:
     value = _TAYLOR[0]
     for k in range(1, len(_TAYLOR)):
         value = value * rest + _TAYLOR[k]
-    return _doubled(value, shifted)
+    value = _INFINITY if y > _MOST else _doubled(value, shifted)
+    return y if y != y else value  # the bits of NaN would be taken for an exponent
 
 
 @_intrinsic

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import erfcx
 from torch import Tensor
 
-from epsilons.training.compiled import compilable, reordered
+from epsilons.training.compiled import addressable, reordered
 from epsilons.training.rules.exponential import exponential
 from epsilons.training.threads import go_through, share_out
 
@@ -44,8 +44,7 @@ _MILLS = tuple(np.float32(c) for c in chebyshev.cheb2poly(chebyshev.chebinterpol
 
 def fits(x: Tensor) -> bool:
     """Whether these are numbers that the loop takes, and enough of them."""
-    plain = type(x) is Tensor and not x.is_neg() and x.is_contiguous()
-    return compilable(x) and plain and x.numel() >= _LEAST
+    return addressable(x) and x.is_contiguous() and x.numel() >= _LEAST
 
 
 def gelu(x: Tensor) -> tuple[Tensor, Tensor]:

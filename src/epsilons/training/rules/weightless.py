@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from epsilons.training.rules import attention as attentions
 from epsilons.training.rules import gelu as gelus
@@ -23,7 +24,7 @@ class _Attention(Node):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
         out, sums = attentions.attention(q, k, v, scale, causal)
-        ctx.save_for_backward(q, k, v, out, sums)
+        ctx.save_for_backward(q, k, v, sums)  # not the output, which may be modified in place
         ctx.options = scale, causal
         return out
 
@@ -60,12 +61,12 @@ def _attention(
 ) -> Any:
     heads = query, key, value
     known = all(interception.batch_first(t) for t in heads) and attentions.fits(*heads)
-    if not known or attn_mask is not None or dropout_p or enable_gqa:
+    if not known or attn_mask is not None or dropout_p or enable_gqa or not _alike(*heads):
         return NotImplemented
-    if not _alike(*heads) or torch.is_autocast_enabled(interception.device):
+    if not _needs_gradients(*heads) or torch.is_autocast_enabled(interception.device):
         return NotImplemented
     factor = query.shape[3] ** -0.5 if scale is None else float(scale)
-    out: Tensor = _Attention.applied(*heads, factor, is_causal)
+    out: Tensor = _Attention.applied(*heads, factor, is_causal).transpose(1, 2)
     interception.mark_rows(out)
     return out
 
@@ -76,13 +77,20 @@ def _alike(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return heads and query.shape[3] == key.shape[3] and key.shape[2] == value.shape[2]
 
 
-def _gelu(interception: Any, input: Tensor, approximate: str = "none") -> Any:
-    known = interception.batch_first(input) and input.requires_grad and gelus.fits(input)
-    if not known or approximate != "none":
+def _needs_gradients(*operands: Tensor) -> bool:
+    """Whether there is a way back, and no derivative on the way there."""
+    return any(t.requires_grad for t in operands) and forward_ad._current_level < 0
+
+
+def _gelu(
+    interception: Any, input: Tensor, approximate: str = "none", out: Tensor | None = None
+) -> Any:
+    known = interception.batch_first(input) and gelus.fits(input) and _needs_gradients(input)
+    if not known or approximate != "none" or out is not None:
         return NotImplemented
-    out: Tensor = _Gelu.applied(input)
-    interception.mark_rows(out)
-    return out
+    value: Tensor = _Gelu.applied(input)
+    interception.mark_rows(value)
+    return value
 
 
 WEIGHTLESS: dict[Any, Callable[..., Any]] = {
