@@ -1,4 +1,7 @@
-"""exp in single precision, for compiled loops: it runs on several numbers at a time."""
+"""exp in single precision, for compiled loops: it runs on several numbers at a time.
+
+As with `tiles`, loops that use it are compiled anew only when their own file changes.
+"""
 
 from __future__ import annotations
 
