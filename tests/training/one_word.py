@@ -3,7 +3,10 @@
 import math
 
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 # Taylor coefficients from the highest power down; what follows is below 2⁻⁵⁸ on the range used.
 _ATANH = tuple(2.0 / (2 * k + 1) for k in range(10, 0, -1))
@@ -11,7 +14,20 @@ _COS = tuple((-1.0) ** k / math.factorial(2 * k) for k in range(8, 0, -1))
 _SIN = tuple((-1.0) ** k / math.factorial(2 * k + 1) for k in range(8, 0, -1))
 _LN_2 = math.log(2.0)
 _ROOT_HALF_BITS = np.float64(math.sqrt(0.5)).view(np.int64)
-_HEAD = np.uint64(0xFFFF_FFFF_F800_0000)  # sign, exponent and the first 26 of 53 bits
+
+
+@intrinsic
+def fused(typing, x, y, z):
+    """x·y + z, rounded once."""
+
+    def generate(context, builder, signature, args):
+        number = ir.DoubleType()
+        kind = ir.FunctionType(number, [number] * 3)
+        return builder.call(
+            cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.f64"), args
+        )
+
+    return types.float64(types.float64, types.float64, types.float64), generate
 
 
 def gaussian_units(words, scale):
@@ -24,15 +40,15 @@ def gaussian_units(words, scale):
 def _box_muller(words, scale, out):
     pairs = words.size // 2
     for i in range(pairs):
-        radius = scale * math.sqrt(2.0 * _exponential(words[i]))
+        radius = scale * math.sqrt(_squared_radius(words[i]))
         cos, sin = _direction(words[pairs + i])
         out[i] = _nearest(radius, cos)
         out[pairs + i] = _nearest(radius, sin)
 
 
 @njit(error_model="numpy")
-def _exponential(word: int) -> float:
-    """−ln u for u = (word + ½)/2⁶⁴, relatively exact also where u is near 1.
+def _squared_radius(word: int) -> float:
+    """−2 ln u for u = (word + ½)/2⁶⁴, relatively exact also where u is near 1.
 
     ln u = k·ln 2 + ln(1 + f) with √½ ≤ 1 + f < √2, and ln(1 + f) = 2 artanh(f/(2 + f)).
     """
@@ -45,8 +61,8 @@ def _exponential(word: int) -> float:
     square = s * s
     series = 0.0
     for coefficient in _ATANH:
-        series = series * square + coefficient
-    return -(k * _LN_2 + (2.0 * s + s * square * series))
+        series = fused(series, square, coefficient)
+    return fused(np.float64(k), -2.0 * _LN_2, -2.0 * fused(s * square, series, 2.0 * s))
 
 
 @njit(error_model="numpy")
@@ -58,11 +74,11 @@ def _direction(word: int) -> tuple[float, float]:
     square = angle * angle
     cos, sin = 0.0, 0.0
     for coefficient in _COS:
-        cos = cos * square + coefficient
+        cos = fused(cos, square, coefficient)
     for coefficient in _SIN:
-        sin = sin * square + coefficient
-    cos = 1.0 + square * cos
-    sin = angle + angle * square * sin
+        sin = fused(sin, square, coefficient)
+    cos = fused(square, cos, 1.0)
+    sin = fused(angle * square, sin, angle)
     across = sin if odd else cos
     up = cos if odd else sin
     return (-across if half ^ odd else across), (-up if half else up)
@@ -73,13 +89,8 @@ def _nearest(radius: float, ratio: float) -> np.int64:
     """⌊radius·ratio + ½⌋ of the product before it is rounded to float64.
 
     A rounded product has so few bits after the point that cells of the grid would differ in
-    probability by 2⁻²⁰. So both factors are split in halves whose products are exact.
+    probability by 2⁻²⁰. So what rounding took from it is added again.
     """
-    radius_head = np.uint64(np.float64(radius).view(np.uint64) & _HEAD).view(np.float64)
-    ratio_head = np.uint64(np.float64(ratio).view(np.uint64) & _HEAD).view(np.float64)
-    radius_tail = radius - radius_head
-    ratio_tail = ratio - ratio_head
-    main = radius_head * ratio_head
-    whole = np.floor(main)
-    rest = radius_head * ratio_tail + radius_tail * ratio_head + radius_tail * ratio_tail
-    return np.int64(whole + np.floor((main - whole) + rest + 0.5))
+    product = radius * ratio
+    whole = np.floor(product)
+    return np.int64(whole + np.floor((product - whole) + fused(radius, ratio, -product) + 0.5))

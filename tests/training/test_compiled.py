@@ -41,8 +41,11 @@ def test_on_one_thread_a_forked_process_finds_the_same():
 
 
 LOOPS = """
+import one_word
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from epsilons.training import SeededNoise
+from epsilons.training.keystream import Keystream
 from epsilons.training.rules.attention import attention, attention_back
 from epsilons.training.rules.filters import filter_gradients
 from epsilons.training.rules.outer import outer_sums
@@ -69,6 +72,9 @@ assert torch.allclose(out.transpose(1, 2).double(), expected, atol=1e-5)
 found = attention_back(g.transpose(1, 2), q, k, v, sums, 0.2, True)
 for ours, theirs in zip(found, torch.autograd.grad(expected, exact, g.double())):
     assert torch.allclose(ours.double(), theirs, atol=1e-5)
+units = one_word.gaussian_units(Keystream.seeded(1, b"noise").words(1002), 2.0**32)
+drawn = SeededNoise(1).added_to({"w": torch.zeros(1001, dtype=torch.float64)}, 1.0)["w"]
+assert (drawn.numpy() * 2**32 == units[:1001]).all()
 print("agree")
 """
 

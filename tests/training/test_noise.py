@@ -1,3 +1,4 @@
+import contextlib
 import math
 from fractions import Fraction
 
@@ -9,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from one_word import _direction, _exponential, _nearest
+from one_word import _direction, _nearest, _squared_radius
 from scipy import stats
 from torch.testing._internal.two_tensor import TwoTensor
 
-from epsilons.training import gaussian
+from epsilons.training import gaussian, keystream
 from epsilons.training.keystream import Keystream
 from epsilons.training.noise import (
     GridNoise,
@@ -27,11 +28,11 @@ STD = 1.3
 MILLION = 1_000_000
 
 
-def gaussian_units(words, scale, out=None):
+def gaussian_units(words, scale):
     """The units of some words."""
-    out = np.empty(words.size) if out is None else out
-    gaussian.gaussian_units(words, scale, out)
-    return out
+    made = words.copy()
+    gaussian.gaussian_units(made, scale)
+    return made.view(np.float64)
 
 
 def noise_values(count=MILLION, seed=0, std=STD):
@@ -137,7 +138,7 @@ def angle(v):
 def test_logarithm_sine_and_cosine_are_right_to_the_last_bits_of_float64():
     with mpmath.workdps(50):
         for u in EXTREMES + RANDOM[0]:
-            assert abs(_exponential(np.uint64(u)) / exponential(u) - 1) < 2.0**-51
+            assert abs(_squared_radius(np.uint64(u)) / (2 * exponential(u)) - 1) < 2.0**-51
         for v in ANGLES + RANDOM[1]:
             cos, sin = _direction(np.uint64(v))
             assert abs(cos - mpmath.cos(angle(v))) < 2.0**-52
@@ -197,7 +198,6 @@ def test_blocks_of_words_give_the_bits_of_one_word_at_a_time(seed, pairs, scale)
     # as float64, whose signs count also at 0
     plain = one_word.gaussian_units(words, scale).astype(np.float64).tobytes()
     assert gaussian_units(words, scale).tobytes() == plain
-    assert gaussian_units(words, scale, out=words.view(np.float64)).tobytes() == plain
 
 
 def test_all_pairs_of_extreme_words_give_the_bits_of_one_word_at_a_time():
@@ -248,6 +248,48 @@ def test_the_bits_are_those_of_integers_on_any_number_of_threads(threads, dtype)
     assert noise.keystream.position == stream.position
     for name in sums:
         assert noisy[name].numpy().tobytes() == plain[name].numpy().tobytes()
+
+
+def test_where_loops_have_no_cipher_the_librarys_words_give_the_same_bits(monkeypatch):
+    sums = {"a": torch.randn(7), "b": torch.randn(600_001), "c": torch.randn(3, 5)}
+    noise, other = SeededNoise(3), SeededNoise(3)
+    made = noise.added_to(sums, STD)
+    monkeypatch.setattr("epsilons.training.keystream.HAS_AES", False)
+    drawn = other.added_to(sums, STD)
+    assert noise.keystream.position == other.keystream.position
+    assert all((made[name] == drawn[name]).all() for name in sums)
+
+
+def test_a_stream_read_to_the_middle_of_a_block_gives_the_words_that_follow():
+    noise, stream = SeededNoise(3), Keystream.seeded(3, b"noise")
+    noise.keystream.seek(24)
+    stream.seek(24)
+    sums = {"w": torch.randn(1000)}
+    expected = added_as_integers(sums, STD, stream)
+    assert (noise.added_to(sums, STD)["w"] == expected["w"]).all()
+
+
+@pytest.mark.skipif(not keystream.HAS_AES, reason="the processor has no instructions for AES")
+@pytest.mark.parametrize("total", [0.0, torch.inf])
+def test_round_keys_are_overwritten_once_words_are_made(total, monkeypatch):
+    seen = []
+    expand = keystream.round_keys
+    monkeypatch.setattr(keystream, "round_keys", lambda key: seen.append(expand(key)) or seen[-1])
+    with contextlib.suppress(ValueError):
+        SeededNoise(1).added_to({"w": torch.full((5,), total)}, STD)
+    assert len(seen) == 1
+    assert not seen[0].any()
+
+
+def test_the_divisor_divides_what_was_released():
+    sums = {"w": torch.randn(1000), "x": torch.randn(7, dtype=torch.float64)}
+    for std in (STD, 0.0):
+        whole, part = SeededNoise(2).added_to(sums, std), SeededNoise(2).added_to(sums, std, 24)
+        for name in sums:
+            assert torch.allclose(part[name], whole[name] / 24, rtol=2e-7, atol=0)
+        assert (SeededNoise(2).added_to(sums, std, 8)["w"] == whole["w"] / 8).all()
+    with pytest.raises(ValueError, match="divisor"):
+        SeededNoise(2).added_to(sums, STD, 0)
 
 
 def test_a_seed_gives_the_same_noise_on_every_machine():

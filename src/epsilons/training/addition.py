@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
+from epsilons.training.cipher import cipher_words
 from epsilons.training.compiled import doubles_at, singles_at
 from epsilons.training.gaussian import gaussian_units
 from epsilons.training.keystream import Keystream
@@ -21,14 +23,20 @@ _CHUNK = 1 << 14  # coordinates that one thread takes at a time: they stay in it
 _BLOCK = 16 * _CHUNK  # random words that are drawn together
 
 _Words = NDArray[np.uint64]
+_NOTHING = np.empty(0, np.uint64), np.uint64(0), np.uint64(0)
 _Floats = NDArray[np.floating[Any]]
 _Counts = NDArray[np.int64]
 
 
 def add_noise(
-    keystream: Keystream, std: float, g: float, exact: Sequence[Tensor], noisy: Sequence[Tensor]
+    keystream: Keystream,
+    std: float,
+    g: float,
+    unit: float,
+    exact: Sequence[Tensor],
+    noisy: Sequence[Tensor],
 ) -> int | None:
-    """noisy = g·(round(exact/g) + round(noise/g)), the same on any number of threads.
+    """noisy = unit·(round(exact/g) + round(noise/g)), the same on any number of threads.
 
     Contiguous tensors in host memory, of single or double precision. The place of a tensor with a
     sum that doesn't fit the grid comes back: then `noisy` means nothing.
@@ -37,41 +45,47 @@ def add_noise(
         [(e.data_ptr(), n.data_ptr(), e.element_size()) for e, n in zip(exact, noisy, strict=True)],
         np.int64,
     )
-    blocks = _blocks(tuple(e.numel() for e in exact))
-    scratch = np.empty(max((total for total, _, _ in blocks), default=0), np.uint64)
-    for total, owners, chunks in blocks:
-        words = keystream.fill(scratch[:total])
-        sources = tensors[owners]
-        outside = np.zeros(len(chunks), np.int64)
-        stretches = -(-total // _CHUNK)
-        share_out(stretches, _some, _at_once, words, std / g, g, sources, chunks, outside)
-        if outside.any():
-            return int(owners[np.flatnonzero(outside)[0]])
+    sizes = tuple(e.numel() for e in exact)
+    given = keystream.hand_over(sum(map(_words_for, sizes)))
+    keys, nonce, first = _NOTHING if given is None else given
+    blocks = _blocks(sizes, _BLOCK if given is None else sys.maxsize)
+    drawn = np.empty(0 if given else max((total for total, _, _ in blocks), default=0), np.uint64)
+    try:
+        for total, owners, chunks in blocks:
+            words = drawn if given else keystream.fill(drawn[:total])
+            outside = np.zeros(len(chunks), np.int64)
+            operands = words, keys, nonce, first, std / g, g, unit
+            stretches = -(-total // _CHUNK)
+            share_out(stretches, _some, _at_once, *operands, tensors[owners], chunks, outside)
+            if outside.any():
+                return int(owners[np.flatnonzero(outside)[0]])
+    finally:
+        keys.fill(0)
     return None
 
 
 @functools.lru_cache(64)
-def _blocks(sizes: tuple[int, ...]) -> list[tuple[int, _Counts, _Counts]]:
+def _blocks(sizes: tuple[int, ...], most: int) -> list[tuple[int, _Counts, _Counts]]:
     """How the coordinates of tensors are cut into chunks, and these gathered into blocks.
 
-    For each block the number of its random words; of each chunk, the place of the tensor that it is
-    of; and where it begins there, how long it is and where its words begin.
+    For each block the number of its random words, at `most` so many; of each chunk, the place of
+    the tensor that it is of; and where it begins there, how long it is and where its words begin.
     """
     blocks = []
-    for block in _gathered(sizes):
+    for block in _gathered(sizes, most):
         table = np.array(block, np.int64)
         last = table[-1]
         blocks.append((int(last[3] + _words_for(last[2])), table[:, 0].copy(), table[:, 1:].copy()))
     return blocks
 
 
-def _gathered(sizes: Sequence[int]) -> Iterator[list[tuple[int, int, int, int]]]:
+def _gathered(sizes: Sequence[int], most: int) -> Iterator[list[tuple[int, int, int, int]]]:
     block: list[tuple[int, int, int, int]] = []
     at = 0
     for place, size in enumerate(sizes):
         for start in range(0, size, _CHUNK):
             length = min(_CHUNK, size - start)
-            if block and at + length > _BLOCK:
+            if block and at + length > most:
                 yield block
                 block, at = [], 0
             block.append((place, start, length, at))
@@ -95,31 +109,43 @@ def _some(
     first: int,
     last: int,
     words: _Words,
+    keys: _Words,
+    nonce: np.uint64,
+    block: np.uint64,
     scale: float,
     g: float,
+    unit: float,
     sources: _Counts,
     chunks: _Counts,
     outside: _Counts,
 ) -> None:
-    """The chunks whose words begin in some stretches; how many sums of each don't fit is noted."""
+    """The chunks whose words begin in some stretches; how many sums of each don't fit is noted.
+
+    With keys, words are made here, those of the first chunk from `block` on; else they are there.
+    """
+    scratch = np.empty(_CHUNK if keys.size else 0, np.uint64)
     for chunk in range(len(chunks)):
         start, size, at = chunks[chunk]
         if not first <= at // _CHUNK < last:
             continue
-        its = words[at : at + size + size % 2]
+        its = scratch[: size + size % 2] if keys.size else words[at : at + size + size % 2]
+        if keys.size:
+            cipher_words(keys, nonce, block + np.uint64(at // 2), its)
+        gaussian_units(its, scale)
         units = its.view(np.float64)
-        gaussian_units(its, scale, units)
         exact, noisy, width = sources[chunk]
         from_, to = exact + start * width, noisy + start * width
         if width == 4:
-            outside[chunk] = _add_units(singles_at(from_, size), units, g, singles_at(to, size))
+            sums, results = singles_at(from_, size), singles_at(to, size)
+            outside[chunk] = _add_units(sums, units, g, unit, results)
         else:
-            outside[chunk] = _add_units(doubles_at(from_, size), units, g, doubles_at(to, size))
+            long_sums, long_results = doubles_at(from_, size), doubles_at(to, size)
+            outside[chunk] = _add_units(long_sums, units, g, unit, long_results)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _add_units(exact: _Floats, units: _Floats, g: float, noisy: _Floats) -> int:
-    """g·(round(sum/g) + units), the integers added exactly and then rounded once to float64.
+def _add_units(exact: _Floats, units: _Floats, g: float, unit: float, noisy: _Floats) -> int:
+    """unit·(round(sum/g) + units), the integers added exactly and then rounded once to float64.
 
     Both integers are float64 without error, and IEEE 754 rounds their exact total. Returns how
     many sums are not below the limit, in size; NaN never is.
@@ -128,6 +154,6 @@ def _add_units(exact: _Floats, units: _Floats, g: float, noisy: _Floats) -> int:
     outside = 0
     for i in range(exact.size):
         whole = np.rint(exact[i] * per_unit)
-        noisy[i] = (whole + units[i]) * g
+        noisy[i] = (whole + units[i]) * unit
         outside += 0 if abs(whole) < UNITS_LIMIT else 1
     return outside

@@ -9,11 +9,19 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic
+from numba.core import config
+from numba.core.codegen import get_host_cpu_features
+from numba.extending import intrinsic, overload
 from numba.np.numpy_support import carray
 from torch import Tensor
 
 _intrinsic: Any = intrinsic  # numba itself gives the first argument
+
+_features: Any = get_host_cpu_features
+_enabled: str = config.CPU_FEATURES or _features()  # type: ignore[attr-defined]
+FEATURES = frozenset(  # of the processor that numba compiles for
+    feature.removeprefix("+") for feature in _enabled.split(",") if feature.startswith("+")
+)
 
 # A loop whose sums may be reordered, as in any library; what isn't finite stays so.
 reordered = functools.partial(
@@ -30,6 +38,38 @@ def addressable(tensor: Tensor) -> bool:
     """Whether they may also go by its address: its numbers are where they seem, as they seem."""
     plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_neg()
     return compilable(tensor) and plain
+
+
+def together(tensor: Tensor) -> Tensor:
+    """The same numbers, one after another in memory of their own."""
+    if type(tensor) is not Tensor or tensor.is_neg() or not tensor.is_contiguous():
+        tensor = tensor.detach().resolve_neg().contiguous()
+    if type(tensor) is not Tensor or not compilable(tensor):
+        raise TypeError(f"{type(tensor).__name__} of {tensor.dtype} on {tensor.device}")
+    return tensor
+
+
+def where(tensor: Tensor) -> tuple[int, ...]:
+    """Address and sizes of a tensor whose numbers are `together`, of which `arrays` makes one."""
+    return (tensor.data_ptr(), *tensor.shape)
+
+
+def arrays(operands: Any) -> Any:
+    """Operands of a compiled loop, with an array for every `where`; for compiled code."""
+    raise TypeError("for compiled code only")
+
+
+@overload(arrays, strict=False)  # which would compare annotations as well
+def _arrays(operands: Any) -> Any:
+    if not operands.types:
+        return lambda operands: ()
+    first = operands.types[0]
+    if isinstance(first, types.UniTuple) and first.dtype == types.int64:
+        return lambda operands: (
+            carray(_pointer(operands[0][0]), operands[0][1:], np.float32),
+            *arrays(operands[1:]),
+        )
+    return lambda operands: (operands[0], *arrays(operands[1:]))
 
 
 @njit(cache=True, nogil=True)

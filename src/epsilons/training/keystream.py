@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from epsilons.accounting import checks
+from epsilons.training.cipher import HAS_AES, round_keys
 
 _KEY_BYTES = 32
 _BLOCK_BYTES = 16
@@ -61,8 +62,9 @@ class Keystream:
         self._nonce = _nonce(purpose)
         self._key = bytearray(key)
         self._seeded = bool(seeded)
-        self._position = position
-        self._cipher: CipherContext | None = self._cipher_at(position)
+        self._position = _checked(position)
+        self._cipher: CipherContext | None = None  # made when it is read from
+        self._destroyed = False
 
     @classmethod
     def secret(cls, purpose: bytes) -> Keystream:
@@ -119,8 +121,8 @@ class Keystream:
     def seek(self, position: int) -> None:
         """Make byte `position` of the stream the next one read."""
         self._alive()
-        self._cipher = self._cipher_at(position)
-        self._position = position
+        self._position = _checked(position)
+        self._cipher = None
 
     def read(self, count: int) -> bytes:
         """The next `count` bytes."""
@@ -141,6 +143,21 @@ class Keystream:
             cipher.update_into(_ZEROS[: len(part)], part)
         self._position += len(raw)
         return words if sys.byteorder == "little" else words.byteswap(inplace=True)
+
+    def hand_over(self, count: int) -> tuple[NDArray[np.uint64], np.uint64, np.uint64] | None:
+        """Leave the next `count` integers for a compiled loop to make: `cipher_words`' operands.
+
+        Its round keys, which whoever has them overwrites after use, its nonce and its first block.
+        None if no loop can, and nothing was handed over: then `fill` gives them.
+        """
+        count *= 8
+        block, within = divmod(self._position, _BLOCK_BYTES)
+        if not HAS_AES or within or count % _BLOCK_BYTES:
+            return None
+        self._expect_ahead(count)
+        keys, nonce = round_keys(self._key), np.frombuffer(self._nonce, np.uint64)[0]
+        self._position, self._cipher = self._position + count, None
+        return keys, nonce, np.uint64(block)
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
         """The next `count` numbers, uniform on the multiples of 2⁻⁵³ in [0, 1)."""
@@ -167,10 +184,11 @@ class Keystream:
         """
         self._key[:] = bytes(_KEY_BYTES)
         self._cipher = None
+        self._destroyed = True
 
     def __repr__(self) -> str:
         kind = "seeded" if self._seeded else "secret"
-        life = "destroyed" if self._cipher is None else f"at byte {self._position}"
+        life = "destroyed" if self._destroyed else f"at byte {self._position}"
         return f"<Keystream {self.purpose.decode('latin-1')!r}, {kind}, {life}>"
 
     def __reduce__(self) -> NoReturn:
@@ -179,31 +197,35 @@ class Keystream:
             "twice. Use state() for a checkpoint, fork(purpose) for another stream."
         )
 
-    def _cipher_at(self, position: int) -> CipherContext:
-        checks.whole("position", position, least=0)
-        if position >= _LENGTH:
-            raise ValueError(f"position={position} lies beyond the stream's 2⁶⁸ bytes")
-        block, skipped = divmod(position, _BLOCK_BYTES)
-        start = modes.CTR(self._nonce + block.to_bytes(_BLOCK_BYTES - _PURPOSE_BYTES, "big"))
-        cipher = Cipher(algorithms.AES(self._key), start).encryptor()
-        cipher.update(bytes(skipped))
-        return cipher
-
     def _ahead(self, count: int) -> CipherContext:
         """The cipher, if `count` more bytes may be read."""
-        cipher = self._alive()
+        self._expect_ahead(count)
+        if self._cipher is None:
+            block, skipped = divmod(self._position, _BLOCK_BYTES)
+            start = modes.CTR(self._nonce + block.to_bytes(_BLOCK_BYTES - _PURPOSE_BYTES, "big"))
+            self._cipher = Cipher(algorithms.AES(self._key), start).encryptor()
+            self._cipher.update(bytes(skipped))
+        return self._cipher
+
+    def _expect_ahead(self, count: int) -> None:
+        self._alive()
         if self._position + count > _LENGTH:
             raise ValueError(
                 f"{count} more bytes end beyond the stream's last, {_LENGTH}; start a new key"
             )
-        return cipher
 
-    def _alive(self) -> CipherContext:
-        if self._cipher is None:
+    def _alive(self) -> None:
+        if self._destroyed:
             raise ValueError(
                 "the keystream's key was destroyed; start a new one by Keystream.secret(purpose)"
             )
-        return self._cipher
+
+
+def _checked(position: int) -> int:
+    checks.whole("position", position, least=0)
+    if position >= _LENGTH:
+        raise ValueError(f"position={position} lies beyond the stream's 2⁶⁸ bytes")
+    return position
 
 
 def poisson_draw(stream: Keystream, n: int, rate: float) -> Tensor:

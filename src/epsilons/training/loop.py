@@ -261,7 +261,7 @@ class _Witnessed:
     def __init__(self, noise: GridNoise, releases: Releases, step: int) -> None:
         self._noise, self._releases, self._step = noise, releases, step
 
-    def added_to(self, sums: dict[str, Tensor], std: float) -> dict[str, Tensor]:
-        released = self._noise.added_to(sums, std)
+    def added_to(self, sums: dict[str, Tensor], std: float, divisor: float) -> dict[str, Tensor]:
+        released = self._noise.added_to(sums, std, divisor)
         self._releases.witness(self._step, released)
         return released

@@ -69,10 +69,12 @@ class GridNoise:
     def __init__(self, keystream: Keystream) -> None:
         self.keystream = keystream
 
-    def added_to(self, sums: dict[str, Tensor], std: float) -> dict[str, Tensor]:
+    def added_to(
+        self, sums: dict[str, Tensor], std: float, divisor: float = 1.0
+    ) -> dict[str, Tensor]:
         """Every sum plus independent N(0, std²) in each coordinate, both on the grid.
 
-            result = g·(round(sum/g) + round(noise/g))        as integers
+            result = g·(round(sum/g) + round(noise/g)) / divisor        added as integers
 
         round(noise/g) + k = round((noise + g·k)/g) for every integer k: the result is a function
         of (rounded sum) + N(0, std²), hence as private as the Gaussian mechanism whose sensitivity
@@ -80,15 +82,16 @@ class GridNoise:
 
         Noise is drawn in the order of `sums` and of each tensor's logical layout. Results have the
         dtype and device of their sums, half precision becoming float32. With `std` 0 the sums come
-        back as they are: no noise, no privacy.
+        back without noise or privacy.
         """
+        checks.positive("divisor", divisor)
         if std == 0:
-            return dict(sums)
+            return {name: total / divisor for name, total in sums.items()}
         g = grid(std)
         exact = [_in_order(total) for total in sums.values()]
         noisy = [torch.empty_like(values) for values in exact]
         begin = self.keystream.position
-        outside = add_noise(self.keystream, std, g, exact, noisy)
+        outside = add_noise(self.keystream, std, g, g / divisor, exact, noisy)
         if outside is not None:
             self.keystream.seek(begin)  # what was drawn goes no further than here
             raise _out_of_range(list(sums)[outside], g)

@@ -22,9 +22,11 @@ Bounds = float | Tensor | NDArray[np.float64]
 
 
 class Noise(Protocol):
-    """What adds noise to a clipped sum; the result is the caller's own, to be changed in place."""
+    """What adds noise to a clipped sum and divides it; the result is the caller's own."""
 
-    def added_to(self, sums: dict[str, Tensor], std: float) -> dict[str, Tensor]: ...
+    def added_to(
+        self, sums: dict[str, Tensor], std: float, divisor: float
+    ) -> dict[str, Tensor]: ...
 
 
 def private_step(
@@ -62,11 +64,9 @@ def private_step(
             size = sum(p.numel() for p in parameters.values())
             limits = _with_room(limits, plan, size)
         sums, norms = clipped_gradients(model, loss_fn, batch, limits, micro_batch=micro_batch)
-    noisy = noise.added_to(sums, plan.noise_std)
-    gradients = [noisy[name] for name in parameters]
-    torch._foreach_div_(gradients, plan.batch_size)
-    for parameter, gradient in zip(parameters.values(), gradients, strict=True):
-        parameter.grad = gradient.to(parameter)
+    noisy = noise.added_to(sums, plan.noise_std, plan.batch_size)
+    for name, parameter in parameters.items():
+        parameter.grad = noisy[name].to(parameter)
     optimizer.step()
     return norms
 

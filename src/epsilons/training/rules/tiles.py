@@ -13,13 +13,11 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils as _cgutils
-from numba.core import config
-from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
-# What numba compiles for: 32 registers of 16 numbers, or 16 of 8.
-_features: Any = get_host_cpu_features
-WIDE = "+avx512f" in (config.CPU_FEATURES or _features()).split(",")  # type: ignore[attr-defined]
+from epsilons.training.compiled import FEATURES
+
+WIDE = "avx512f" in FEATURES  # 32 registers of 16 numbers, or 16 of 8
 
 LANES = 16 if WIDE else 8
 ROWS, VECTORS = (4, 4) if WIDE else (6, 2)  # of a tile: sums, and registers for what they read
