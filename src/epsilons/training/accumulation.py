@@ -204,7 +204,8 @@ class Accumulation:
             weights = [*self._narrow, *(w for group in self._kept for w in group.weights)]
             if chosen is None or bool(chosen.any()):
                 self._add_narrow(factors, chosen, totals)
-                for group in reversed(self._kept):  # the last ones may still be in the cache
+                latest = reversed(self._kept)  # which may still be in the cache
+                for group in sorted(latest, key=lambda group: group.uses[0].term.follows):
                     self._add_clipped(group, factors, chosen, totals, sums)
             for name, part in self._to_parameters(weights, totals, batched=False).items():
                 _add(sums, name, part)

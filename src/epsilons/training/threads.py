@@ -17,7 +17,10 @@ import torch
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils as _cgutils
-from numba.extending import intrinsic
+from numba.extending import intrinsic, register_jitable
+from torch import Tensor
+
+from epsilons.training.compiled import arrays, together, where
 
 _PARALLEL, _PLACE, _SIZE = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
 _BYTES, _WHOLE, _NUMBER = ir.IntType(8).as_pointer(), ir.IntType(64), ir.IntType(32)
@@ -27,21 +30,26 @@ cgutils: Any = _cgutils
 
 
 def share_out(
-    count: int, some: Callable[..., None], at_once: Callable[..., bool], *operands: Any
+    count: int, some: Callable[..., None], at_once: Callable[..., bool], *given: Any
 ) -> None:
-    """Have as many threads as torch's go through `count` items, `some(first, last, *operands)`.
+    """Have as many threads as torch's go through `count` items, `some(first, last, *given)`.
 
-    `at_once(threads, count, *operands)` is `go_through` with the same loop, compiled. On one thread
+    `at_once(threads, count, *given)` is `go_through` with the same loop, compiled. On one thread
     no other is started: a process that has them must not fork. It too goes through `at_once`, since
     a loop that is compiled twice may be rounded in two ways.
+
+    Operands that are tensors, such as `compiled.compilable` ones, come to the loop as arrays.
     """
     threads = torch.get_num_threads() if count > 1 else 1
+    operands = [together(o) if isinstance(o, Tensor) else o for o in given]
     if HAS_TEAM:
-        if at_once(threads, count, *operands):
+        if at_once(threads, count, *[where(o) if type(o) is Tensor else o for o in operands]):
             raise MemoryError(
                 "a compiled loop failed, most likely for want of memory for its scratch"
             )
-    elif threads == 1:
+        return
+    operands = [o.numpy() if type(o) is Tensor else o for o in operands]
+    if threads == 1:
         some(0, count, *operands)
     else:
         shares = [(t * count // threads, (t + 1) * count // threads) for t in range(threads)]
@@ -49,12 +57,17 @@ def share_out(
             done.result()
 
 
-@_intrinsic
-def go_through(typing: Any, some: Any, threads: Any, count: Any, operands: Any) -> Any:
+@register_jitable
+def go_through(some: Any, threads: int, count: int, operands: Any) -> Any:
     """Call `some(first, last, *operands)` for a share of `count` items on each thread of the team.
 
-    Whether one of the calls failed comes back.
+    Operands that say where numbers are become arrays. Whether one of the calls failed comes back.
     """
+    return _go_through(some, threads, count, arrays(operands))
+
+
+@_intrinsic
+def _go_through(typing: Any, some: Any, threads: Any, count: Any, operands: Any) -> Any:
     inner = some.get_call_type(typing, (types.int64, types.int64, *operands.types), {})
     compiled = some.dispatcher.overloads[inner.args]
 

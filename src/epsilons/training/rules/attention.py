@@ -45,7 +45,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tu
     out, sums = _room_for(v, places), q.new_empty(batch, heads, places)
     given = [_rows(t) for t in (q, k, v)]  # by name: the loops have only their addresses
     table, sizes = _table(*given, out.transpose(1, 2)), _sizes(q, k, v)
-    share_out(batch * heads, _some, _at_once, table, sizes, scale, causal, sums.numpy())
+    share_out(batch * heads, _some, _at_once, table, sizes, scale, causal, sums)
     return out, sums
 
 
@@ -58,8 +58,8 @@ def attention_back(
     table, sizes = _table(*given, *found), _sizes(q, k, v)
     if not addressable(sums):
         raise _elsewhere()
-    count, logs = q.shape[0] * q.shape[1], sums.detach().contiguous().numpy()
-    share_out(count, _some_back, _back_at_once, table, sizes, scale, causal, logs)
+    count = q.shape[0] * q.shape[1]
+    share_out(count, _some_back, _back_at_once, table, sizes, scale, causal, sums)
     return found[0], found[1], found[2]
 
 

@@ -13,6 +13,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
@@ -37,7 +38,9 @@ _Floats = NDArray[Any]
 _Whole = NDArray[np.int64]
 _intrinsic: Any = intrinsic  # numba itself gives the first argument
 
-_NOT_FORMED = np.empty((0, 0, 0), np.float32)  # what stands where no gradients are asked for
+_NOT_FORMED = torch.empty(
+    0, 0, 0, dtype=torch.float32, device="cpu"
+)  # what stands where no gradients are asked for
 
 
 def filter_gradients(
@@ -50,7 +53,7 @@ def filter_gradients(
     groups, outputs, channels = geometry.groups, places.shape[1], source.shape[1] // geometry.groups
     found = source.new_empty(len(source), outputs, *geometry.kernel, channels)
     alone = len(source) * groups, outputs // groups, channels * math.prod(geometry.kernel)
-    squares, totals = _run(source, places, geometry, found.numpy().reshape(alone))
+    squares, totals = _run(source, places, geometry, found.view(alone))
     return found.permute(0, 1, 4, 2, 3), squares, totals
 
 
@@ -71,23 +74,22 @@ def filter_cost(source: Sizes, places: Sizes, geometry: Geometry) -> float:
 
 
 def _run(
-    source: Tensor, places: Tensor, geometry: Geometry, found: _Floats
+    source: Tensor, places: Tensor, geometry: Geometry, found: Tensor
 ) -> tuple[Tensor, Tensor]:
     groups = geometry.groups
     images, its = (_by_group(t, groups) for t in (source, places))
     walk = _walk(images.shape[1], places.shape[2:], geometry)
-    squares, totals = source.new_empty(len(images)), places.new_empty(places.shape[:2])
-    results = squares.numpy(), totals.numpy().reshape(its.shape[:2])
-    share_out(len(images), _some, _at_once, images, its, walk, found, *results)
-    return squares if groups == 1 else squares.view(-1, groups).sum(1), totals
-
-
-def _by_group(images: Tensor, groups: int) -> _Floats:
-    """The images in host memory, a group of channels being like an image of its own."""
-    array: _Floats = images.detach().contiguous().numpy()
+    squares, totals = source.new_empty(len(images)), places.new_empty(its.shape[:2])
+    share_out(len(images), _some, _at_once, images, its, walk, found, squares, totals)
     if groups == 1:
-        return array
-    return array.reshape(len(array) * groups, array.shape[1] // groups, *array.shape[2:])
+        return squares, totals
+    return squares.view(-1, groups).sum(1), totals.view(places.shape[:2])
+
+
+def _by_group(images: Tensor, groups: int) -> Tensor:
+    """A group of channels being like an image of its own."""
+    n, channels, *size = images.shape
+    return images if groups == 1 else images.reshape(n * groups, channels // groups, *size)
 
 
 class _Walk(NamedTuple):

@@ -50,8 +50,7 @@ def fits(x: Tensor) -> bool:
 def gelu(x: Tensor) -> tuple[Tensor, Tensor]:
     """gelu(x) and gelu'(x)."""
     value, slope = x.new_empty(x.shape), x.new_empty(x.shape)
-    arrays = (t.detach().view(-1).numpy() for t in (x, value, slope))
-    share_out(-(-x.numel() // _STRETCH), _some, _at_once, *arrays)
+    share_out(-(-x.numel() // _STRETCH), _some, _at_once, x, value, slope)
     return value, slope
 
 
@@ -62,8 +61,8 @@ def _at_once(threads: int, count: int, *operands: Any) -> Any:
 
 @reordered()
 def _some(first: int, last: int, numbers: _Floats, values: _Floats, slopes: _Floats) -> None:
-    x = numbers[first * _STRETCH : last * _STRETCH]
-    value, slope = values[first * _STRETCH :], slopes[first * _STRETCH :]
+    x = numbers.reshape(-1)[first * _STRETCH : last * _STRETCH]
+    value, slope = values.reshape(-1)[first * _STRETCH :], slopes.reshape(-1)[first * _STRETCH :]
     for j in range(len(x)):
         y = _MINUS_HALF * x[j] * x[j]
         density = exponential(y) * _DENSITY if y > _LOW else _ZERO

@@ -22,6 +22,8 @@ from epsilons.training.rules.registry import (
     precise,
     square_norms,
 )
+from epsilons.training.rules.scaling import scaled_rows
+from epsilons.training.rules.squares import products_of_squares
 
 CANCELLATION = 1e-2  # below this share of Σ_t‖a_t‖²‖g_t‖², a float32 Gram form errs above 1e-5
 
@@ -70,10 +72,10 @@ class Linear(Term):
     def square_norms(self, g: Tensor) -> Tensor:
         assert self.data is not None
         if g.numel() == g.shape[0] * g.shape[-1]:  # one place
-            lengths = square_norms(precise(g))
+            products, lengths = _lengths(precise(self.data), precise(g))
             if self.bias is not None:
                 self.bias.squares = lengths
-            return square_norms(precise(self.data)) * lengths
+            return products
         a, g = self.operands(g)
         if _forms(a, g):
             parts = chunks(len(g), 4 * a.shape[2] * g.shape[2])
@@ -91,16 +93,29 @@ class Linear(Term):
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
         assert self.data is not None
-        a, g = precise(self.data), precise(g)
-        if self.bias is not None and self.bias.squares is not None:
-            self.bias.total = self.bias.weighted_sum(g, factors)  # which reads g as well
-        scale = factors.to(g.dtype).view(-1, *[1] * (g.dim() - 1))
-        if a.shape[-1] < g.shape[-1]:
-            a = a * scale
+        a, g = _rows(precise(self.data)), _rows(precise(g))
+        factors = factors.to(g.dtype)
+        sums_g = self.bias is not None and self.bias.squares is not None
+        if (sums_g or g.shape[1] <= a.shape[1]) and compilable(g):
+            g, total = scaled_rows(g, factors)
+            if self.bias is not None and sums_g:
+                self.bias.total = total
         else:
-            g = g * scale
-        a, g = a.flatten(0, -2), g.flatten(0, -2)
+            each = factors.repeat_interleave(g.shape[0] // factors.shape[0]).unsqueeze(1)
+            a, g = (a * each, g) if a.shape[1] < g.shape[1] else (a, g * each)
         return a.mT @ g if self.transposed else g.mT @ a
+
+
+def _lengths(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """‖a_i‖²‖g_i‖² and ‖g_i‖² of examples."""
+    if compilable(a) and compilable(g) and a.dim() == 2:
+        return products_of_squares(a, g)
+    lengths = square_norms(g)
+    return square_norms(a) * lengths, lengths
+
+
+def _rows(places: Tensor) -> Tensor:
+    return places if places.dim() == 2 else places.flatten(0, -2)
 
 
 def _sequences(rows: Tensor) -> Tensor:
@@ -150,6 +165,8 @@ def _gram(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 
 class Bias(Known):
     """Anything added to the output's last dimensions: gradient Σ g over the others."""
+
+    follows = True
 
     def __init__(self, shape: torch.Size) -> None:
         super().__init__()

@@ -19,8 +19,7 @@ _Ids = NDArray[np.integer[Any]]
 def looked_up_squares(ids: Tensor, g: Tensor) -> Tensor:
     """Σ_v ‖Σ_t g_t [id_t = v]‖², (B,); ids (B, T), g (B, T, d) in single precision."""
     squares = g.new_empty(len(g))
-    given = (t.detach().contiguous().numpy() for t in (ids, g))
-    share_out(len(g), _some, _at_once, *given, squares.numpy())
+    share_out(len(g), _some, _at_once, ids.contiguous().numpy(), g, squares)
     return squares
 
 

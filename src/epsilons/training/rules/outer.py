@@ -29,9 +29,7 @@ def outer_sums(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     (n, _, d), p = a.shape, g.shape[2]
     formed, squares, totals = a.new_empty(n, p, d), a.new_empty(n), a.new_empty(n, p)
-    ours, theirs = (t.detach().contiguous().numpy() for t in (a, g))
-    results = formed.numpy(), squares.numpy(), totals.numpy()
-    share_out(n, _some, _at_once, ours, theirs, *results)
+    share_out(n, _some, _at_once, a, g, formed, squares, totals)
     return formed, squares, totals
 
 

@@ -32,9 +32,7 @@ def pair_sums(a: Tensor, g: Tensor, share: float) -> tuple[Tensor, Tensor, Tenso
     n = a.shape[0]
     squares, totals = a.new_empty(n), a.new_empty(n)
     cancelled = torch.empty(n, dtype=torch.bool)
-    ours, theirs = (t.detach().contiguous().numpy() for t in (a, g))
-    results = squares.numpy(), totals.numpy(), cancelled.numpy()
-    share_out(n, _some, _at_once, ours, theirs, share, *results)
+    share_out(n, _some, _at_once, a, g, share, squares, totals, cancelled.numpy())
     return squares, totals, cancelled
 
 

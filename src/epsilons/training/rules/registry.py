@@ -33,6 +33,8 @@ class Term(ABC):
     examples first, (B, …). A rule of your own needs `gradients` only.
     """
 
+    follows = False  # whether its weighted sum is cheaper after those of other terms
+
     def __init__(self, data: Tensor | None) -> None:
         self.data = data
 

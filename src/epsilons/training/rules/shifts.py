@@ -35,17 +35,11 @@ def shifted_squares(
     """
     n = source.shape[0]
     squares, cancelled = source.new_empty(n), torch.empty(n, dtype=torch.bool)
-    pixels, their = (_products(t.detach()) for t in (source, places))
+    pixels, their = (gram(t.detach().flatten(2).mT) for t in (source, places))
     kernel, _, before, dilation, _ = geometry
     walk = np.array([source.shape[2:], places.shape[2:], kernel, before, dilation])
-    results = squares.numpy(), cancelled.numpy()
-    share_out(n, _some, _at_once, pixels, their, walk, share, *results)
+    share_out(n, _some, _at_once, pixels, their, walk, share, squares, cancelled.numpy())
     return squares, cancelled
-
-
-def _products(images: Tensor) -> _Floats:
-    found: _Floats = gram(images.flatten(2).mT).numpy()
-    return found
 
 
 @reordered()

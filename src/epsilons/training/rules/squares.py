@@ -22,9 +22,16 @@ def row_squares(rows: Tensor) -> Tensor:
     """
     n = rows.shape[0]
     squares = rows.new_empty(n)
-    values, results = rows.detach().contiguous().numpy(), squares.numpy()
-    share_out(n, _some, _at_once, values, results)
+    share_out(n, _some, _at_once, rows, squares)
     return squares
+
+
+def products_of_squares(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ_j a_ij² · Σ_j g_ij² and Σ_j g_ij², (N,) each, for a (N, d) and g (N, p) as above."""
+    n = a.shape[0]
+    products, squares = a.new_empty(n), a.new_empty(n)
+    share_out(n, _some_products, _products_at_once, a, g, products, squares)
+    return products, squares
 
 
 def row_sums(rows: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -33,8 +40,7 @@ def row_sums(rows: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows (N, d) and like (K, d) in single precision, contiguous.
     """
     found = rows.new_empty(3, rows.shape[0])
-    arrays = (t.detach().numpy() for t in (rows, like, found))
-    share_out(rows.shape[0], _some_sums, _sums_at_once, *arrays)
+    share_out(rows.shape[0], _some_sums, _sums_at_once, rows, like, found)
     squares, products, totals = found
     return squares, products, totals
 
@@ -61,6 +67,20 @@ def square(numbers: _Floats) -> float:
             part += piece[j] * piece[j]
         total += part
     return total
+
+
+@reordered()
+def _products_at_once(threads: int, count: int, *operands: Any) -> Any:
+    return go_through(_some_products, threads, count, operands)
+
+
+@reordered()
+def _some_products(
+    first: int, last: int, a: _Floats, g: _Floats, products: _Floats, squares: _Floats
+) -> None:
+    for i in range(first, last):
+        length = square(g[i])
+        products[i], squares[i] = square(a[i]) * length, length
 
 
 @reordered()
