@@ -196,8 +196,8 @@ class Accumulation:
         """Σ_i factors_i · gradient_i by parameter; factors (B,), where 0 leaves an example out."""
         sums: dict[str, Tensor] = {}
         totals: dict[int, Tensor] = {}
-        left_out = factors <= 0
-        chosen = ~left_out if bool(left_out.any()) else None
+        all_in = len(factors) == 0 or float(factors.min()) > 0
+        chosen = None if all_in else factors > 0
         if all(p.dtype != torch.float64 for p in self.parameters.values()):
             factors = factors.float()  # once for all
         with without_autocast(factors.device.type):

@@ -53,7 +53,7 @@ from epsilons.training.rules.conv import Conv
 from epsilons.training.rules.fallback import fallback
 from epsilons.training.rules.linear import Bias
 from epsilons.training.standardisation import Shape, Standardised, derived_shape
-from epsilons.training.taps import Tap, opened, packs_tensors, running_checkpoint, unpacked
+from epsilons.training.taps import Tap, anchor, opened, packs_tensors, running_checkpoint, unpacked
 from epsilons.training.trees import swapped, tensors_in
 from epsilons.training.uses import Use, Weight
 
@@ -82,7 +82,7 @@ class Interception(TorchFunctionMode):
             )
         device = next(iter(self.parameters.values())).device
         self.device = device.type
-        self.anchor = torch.zeros((), device=device, requires_grad=True)
+        self.anchor = anchor(device)
         self._weights = {
             id(p): Weight(p, frozenset([name]), True) for name, p in self.parameters.items()
         }

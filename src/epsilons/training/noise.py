@@ -19,6 +19,7 @@ from epsilons.training.addition import UNITS_LIMIT, add_noise
 from epsilons.training.keystream import Keystream
 
 _GRID_BITS = 32
+_PRECISE = frozenset({torch.float32, torch.float64})
 
 
 def grid(std: float) -> float:
@@ -84,7 +85,8 @@ class GridNoise:
         dtype and device of their sums, half precision becoming float32. With `std` 0 the sums come
         back without noise or privacy.
         """
-        checks.positive("divisor", divisor)
+        if not 0 < divisor < math.inf:
+            raise ValueError(f"divisor={divisor} must be a finite number > 0.")
         if std == 0:
             return {name: total / divisor for name, total in sums.items()}
         g = grid(std)
@@ -124,6 +126,8 @@ class SeededNoise(GridNoise):
 
 def _in_order(total: Tensor) -> Tensor:
     """The coordinates in logical order, in host memory, in at least single precision."""
+    if type(total) is Tensor and total.dtype in _PRECISE and _plain(total):
+        return total
     if total.is_complex():
         raise ValueError("a sum is complex; expected real ones: torch.view_as_real(…)")
     wide = torch.promote_types(total.dtype, torch.float32)
@@ -131,6 +135,12 @@ def _in_order(total: Tensor) -> Tensor:
     if type(values) is not Tensor:  # whose memory is elsewhere
         raise TypeError(f"a sum is a {type(values).__name__}; expected a plain tensor")
     return values
+
+
+def _plain(total: Tensor) -> bool:
+    """Whether the numbers are in host memory, in order, as they seem."""
+    dense = total.is_cpu and total.layout is torch.strided
+    return dense and total.is_contiguous() and not total.is_neg()
 
 
 def _like(total: Tensor, values: Tensor) -> Tensor:

@@ -65,26 +65,53 @@ def clipped_gradients(
     is, for the caller to charge at C_i. Sums are float32 or better whatever the model's type.
     `micro_batch` bounds how many examples are in memory at once.
     """
+    return clipped_gradients_of(
+        trainable(model), model, loss_fn, batch, bounds, micro_batch=micro_batch
+    )
+
+
+def clipped_gradients_of(
+    parameters: dict[str, Tensor],
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    bounds: float | Tensor | np.ndarray[Any, Any],
+    *,
+    micro_batch: int | None = None,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """`clipped_gradients` for who knows the model's `trainable` parameters already."""
     count = example_count(batch)
-    parameters = trainable(model)
     limits = _bounds(bounds, count, next(iter(parameters.values())).device)
     size = max(count, 1) if micro_batch is None else micro_batch
     if size < 1:
         raise ValueError(f"micro_batch={micro_batch} is not a number of examples; expected ≥ 1.")
+    if count <= size:
+        return _clipped(parameters, model, loss_fn, batch, limits)
     sums: dict[str, Tensor] | None = None
     norms: list[Tensor] = []
     for start in range(0, count, size):
         part = slice(start, min(start + size, count))
-        some = batch if size >= count else examples(batch, part)
-        accumulated = _backward(model, loss_fn, some, parameters, keep=True)
-        lengths = accumulated.squares.sqrt()
-        clipped = accumulated.clipped_sum(_factors(lengths, limits[part]))
+        its = limits if isinstance(limits, float) else limits[part]
+        clipped, lengths = _clipped(parameters, model, loss_fn, examples(batch, part), its)
         sums = clipped if sums is None else {k: v.add_(clipped[k]) for k, v in sums.items()}
         norms.append(lengths)
-    if sums is None:
-        sums = Accumulation([], parameters, 0, keep=True, coarse=False).clipped_sum(limits)
-        norms.append(limits)
+    assert sums is not None
     return sums, torch.cat(norms)
+
+
+def _clipped(
+    parameters: dict[str, Tensor],
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    limits: float | Tensor,
+) -> tuple[dict[str, Tensor], Tensor]:
+    if example_count(batch) == 0:
+        accumulated = Accumulation([], parameters, 0, keep=True, coarse=False)
+    else:
+        accumulated = _backward(model, loss_fn, batch, parameters, keep=True)
+    norms = accumulated.squares.sqrt()
+    return accumulated.clipped_sum(_factors(norms, limits)), norms
 
 
 def gradient_norms(
@@ -177,15 +204,15 @@ def examples(batch: Any, part: slice | Tensor) -> Any:
     return swapped(batch, chosen)
 
 
-def _factors(norms: Tensor, bounds: Tensor) -> Tensor:
+def _factors(norms: Tensor, bounds: float | Tensor) -> Tensor:
     # Where the norm is no number or both are infinite, the quotient is no number either.
     lengths = (norms * (1 + NORM_ERROR)).clamp_(min=_TINY)
     return (bounds / lengths).clamp_(max=1.0).nan_to_num_(nan=0.0)
 
 
-def _bounds(bounds: Any, count: int, device: torch.device) -> Tensor:
+def _bounds(bounds: Any, count: int, device: torch.device) -> float | Tensor:
     if isinstance(bounds, (int, float)) and bounds >= 0:
-        return torch.full((count,), bounds, dtype=torch.float64, device=device)
+        return float(bounds)
     limits = torch.as_tensor(bounds, dtype=torch.float64, device=device)
     if limits.dim() == 0:
         limits = limits.expand(count)

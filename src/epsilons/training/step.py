@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from epsilons.accounting.plan import Phase, Plan
 from epsilons.training.allocator import keep_freed_memory
 from epsilons.training.noise import rounding_charge
-from epsilons.training.norms import NORM_ERROR, LossFn, clipped_gradients, trainable
+from epsilons.training.norms import NORM_ERROR, LossFn, clipped_gradients_of, trainable
 
 Bounds = float | Tensor | NDArray[np.float64]
 
@@ -63,7 +63,9 @@ def private_step(
         if plan.noise_std > 0:
             size = sum(p.numel() for p in parameters.values())
             limits = _with_room(limits, plan, size)
-        sums, norms = clipped_gradients(model, loss_fn, batch, limits, micro_batch=micro_batch)
+        sums, norms = clipped_gradients_of(
+            parameters, model, loss_fn, batch, limits, micro_batch=micro_batch
+        )
     noisy = noise.added_to(sums, plan.noise_std, plan.batch_size)
     for name, parameter in parameters.items():
         parameter.grad = noisy[name].to(parameter)

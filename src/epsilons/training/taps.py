@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from collections.abc import Callable
@@ -43,6 +44,13 @@ class Tap(Node):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None]:
         ctx.arrived(g)
         return g if ctx.needs_input_grad[0] else None, None, None
+
+
+@functools.cache
+def anchor(device: torch.device) -> Tensor:
+    """What nodes depend on beside their input; nothing is ever added to its gradient."""
+    with torch.inference_mode(False):
+        return torch.zeros((), device=device, requires_grad=True)
 
 
 def opened(function: Any) -> Callable[..., Any] | None:
