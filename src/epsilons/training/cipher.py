@@ -94,14 +94,14 @@ def _encrypt(typing: Any, keys: Any, nonce: Any, block: Any, words: Any, at: Any
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         keys, nonce, block, words, at = args
         first, start = (spread(builder, word, _LANES) for word in (nonce, block))
-        is_nonce = counted(builder, [lane % 2 for lane in range(_LANES)])
+        place = counted(builder, [lane % 2 for lane in range(_LANES)])
         states = []
         for vector in range(_VECTORS):
             places = [(vector * _LANES + lane) // 2 for lane in range(_LANES)]
             numbers = (start + counted(builder, places)).reversed()
-            states.append(is_nonce.where(0, first, numbers))
+            states.append(place.equals(0).choose(first, numbers))
         for number in range(KEY_WORDS // 2):
-            key = _round_key(builder, address(context, builder, keys, _whole(2 * number)))
+            key = _round_key(builder, address(context, builder, WORDS, keys, _whole(2 * number)))
             if number == 0:
                 states = [state ^ key for state in states]
                 continue
@@ -113,7 +113,7 @@ def _encrypt(typing: Any, keys: Any, nonce: Any, block: Any, words: Any, at: Any
             ]
         for vector, state in enumerate(states):
             to = builder.add(at, _whole(vector * _LANES))
-            state.store(address(context, builder, words, to))
+            state.store(address(context, builder, WORDS, words, to))
         return context.get_dummy_value()
 
     return types.void(WORDS, types.uint64, types.uint64, WORDS, types.int64), generate

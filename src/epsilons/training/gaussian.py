@@ -73,7 +73,7 @@ def _transform(typing: Any, words: Any, first: Any, second: Any, scale: Any) -> 
     """Replace the words u at `first` and v at `second` by cosines and sines, as many as lanes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        starts = [address(context, builder, args[0], at) for at in args[1:3]]
+        starts = [address(context, builder, WORDS, args[0], at) for at in args[1:3]]
         u, v = (loaded(builder, start, _LANES) for start in starts)
         radius = _radii(u) * spread(builder, args[3], _LANES)
         for direction, start in zip(_directions(v), starts, strict=True):
@@ -93,10 +93,10 @@ def _radii(words: Lanes) -> Lanes:
     k = (binade | _bits(2.0**52)).from_bits() - (2.0**52 + 65.0)
     one_plus_f = (bits - (binade << _EXPONENT) + _BINADE).from_bits()
     near_one = ((~words).unsigned() + 0.5) * -(2.0**-64)  # u − 1, which u itself has rounded
-    f = binade.where(65, near_one, one_plus_f - 1.0)
+    f = binade.equals(65).choose(near_one, one_plus_f - 1.0)
     s = f / (f + 2.0)
     square = s * s
-    log = (s * square).fused(_polynomial(_ATANH, square), s * 2.0)  # of 1 + f
+    log = (s * square).fused(square.polynomial(_ATANH), s * 2.0)  # of 1 + f
     return k.fused(-2.0 * math.log(2.0), log * -2.0).root()
 
 
@@ -104,22 +104,13 @@ def _directions(words: Lanes) -> tuple[Lanes, Lanes]:
     """Cosine and sine of a uniform angle: two bits choose the quarter, the rest |φ| ≤ π/4 in it."""
     angle = ((words << 2).signed() + 0.5) * (2.0**-65 * math.pi)
     square = angle * angle
-    cos = square.fused(_polynomial(_COS, square), 1.0)
-    sin = (angle * square).fused(_polynomial(_SIN, square), angle)
+    cos = square.fused(square.polynomial(_COS), 1.0)
+    sin = (angle * square).fused(square.polynomial(_SIN), angle)
     odd = (words << 1) & _SIGN
     half = words & _SIGN
-    across = odd.where(0, cos, sin).bits() ^ half ^ odd
-    up = odd.where(0, sin, cos).bits() ^ half
+    across = odd.equals(0).choose(cos, sin).bits() ^ half ^ odd
+    up = odd.equals(0).choose(sin, cos).bits() ^ half
     return across.from_bits(), up.from_bits()
-
-
-def _polynomial(coefficients: tuple[float, ...], x: Lanes) -> Lanes:
-    """By Horner's rule, each product and sum rounded once."""
-    highest, following, *rest = coefficients
-    total = x.fused(highest, following)
-    for coefficient in rest:
-        total = total.fused(x, coefficient)
-    return total
 
 
 def _nearest(radius: Lanes, ratio: Lanes) -> Lanes:

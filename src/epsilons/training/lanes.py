@@ -6,6 +6,7 @@ change here, `make clean`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +15,20 @@ from numba import types
 from numba.core import cgutils as _cgutils
 
 WORDS = types.Array(types.uint64, 1, "C")
-_NUMBER, _WORD, _PLACE = ir.DoubleType(), ir.IntType(64), ir.IntType(32)
+SINGLES = types.Array(types.float32, 1, "C")
+WORD, DOUBLE, SINGLE = ir.IntType(64), ir.DoubleType(), ir.FloatType()
+_INTEGERS = {DOUBLE: WORD, SINGLE: ir.IntType(32)}  # of as many bits
+_FLOATS = {integer: number for number, integer in _INTEGERS.items()}
+_PLACE = ir.IntType(32)
 _helpers: Any = _cgutils
 
 
 @dataclass(frozen=True)
 class Lanes:
-    """A vector of float64, or of unsigned 64-bit words, in the code that a builder writes.
+    """A vector of floats, of unsigned integers or of truths, in the code that a builder writes.
 
     What it is combined with is another such vector or one Python number, which stands in every
-    lane. Operations of float64 are those of IEEE 754, in the order written, none of them fused
+    lane. Operations of floats are those of IEEE 754, in the order written, none of them fused
     unless `fused` is asked for.
     """
 
@@ -58,14 +63,25 @@ class Lanes:
         return self._made("lshr", other)
 
     def __invert__(self) -> Lanes:
-        return self ^ ((1 << 64) - 1)
+        return self ^ -1
 
     def __neg__(self) -> Lanes:
         return Lanes(self.builder, self.builder.fneg(self.value))
 
+    def __abs__(self) -> Lanes:
+        return self._function("fabs")
+
     def fused(self, factor: Any, term: Any) -> Lanes:
         """self·factor + term, rounded once."""
         return self._function("fma", factor, term)
+
+    def polynomial(self, coefficients: Sequence[float]) -> Lanes:
+        """Coefficients from the highest power down, by Horner's rule, each step rounded once."""
+        highest, following, *rest = coefficients
+        total = self.fused(highest, following)
+        for coefficient in rest:
+            total = total.fused(self, coefficient)
+        return total
 
     def root(self) -> Lanes:
         return self._function("sqrt")
@@ -77,71 +93,119 @@ class Lanes:
         """Words whose bytes are in the other order."""
         return self._function("bswap")
 
-    def where(self, word: int, equal: Lanes, other: Lanes) -> Lanes:
-        """`equal` in the lanes that hold this word, `other` in those that don't."""
-        chosen = self.builder.icmp_unsigned("==", self.value, self._like(word))
-        return Lanes(self.builder, self.builder.select(chosen, equal.value, other.value))
+    def equals(self, word: int) -> Lanes:
+        """Where integers are this one."""
+        return Lanes(self.builder, self.builder.icmp_unsigned("==", self.value, self.like(word)))
+
+    def less(self, other: Any) -> Lanes:
+        """Where floats are less than others; nowhere if one of the two is no number."""
+        return Lanes(self.builder, self.builder.fcmp_ordered("<", self.value, self.like(other)))
+
+    def choose(self, here: Any, elsewhere: Lanes) -> Lanes:
+        """By truths: `here` where they hold, `elsewhere` in the other lanes."""
+        values = elsewhere.like(here), elsewhere.value
+        return Lanes(self.builder, self.builder.select(self.value, *values))
 
     def bits(self) -> Lanes:
-        """The words that float64 numbers are made of."""
-        return self._as("bitcast", _WORD)
+        """The integers that floats are made of."""
+        return self._as("bitcast", _INTEGERS[self.value.type.element])
 
     def from_bits(self) -> Lanes:
-        """The float64 numbers that words are made into."""
-        return self._as("bitcast", _NUMBER)
+        """The floats that integers are made into."""
+        return self._as("bitcast", _FLOATS[self.value.type.element])
 
     def unsigned(self) -> Lanes:
-        """Words as float64, rounded once."""
-        return self._as("uitofp", _NUMBER)
+        """Integers as floats, rounded once."""
+        return self._as("uitofp", _FLOATS[self.value.type.element])
 
     def signed(self) -> Lanes:
-        """The same of words that are signed."""
-        return self._as("sitofp", _NUMBER)
+        """The same of integers that are signed."""
+        return self._as("sitofp", _FLOATS[self.value.type.element])
+
+    def filled(self, number: float) -> Lanes:
+        """The same number in as many lanes."""
+        return Lanes(self.builder, self.like(number))
+
+    def sum(self) -> Any:
+        """Of all lanes, in any order."""
+        return self._over_all("fadd", ("reassoc",), [self.value.type.element(0.0)])
+
+    def most(self) -> Any:
+        """The largest of all lanes, where all are numbers."""
+        return self._over_all("fmax", ("nnan",), [])
 
     def store(self, start: Any) -> None:
-        """Write all lanes to an address of numbers or words."""
+        """Write all lanes to an address."""
         target = self.builder.bitcast(start, self.value.type.as_pointer())
-        self.builder.store(self.value, target).align = 8
+        self.builder.store(self.value, target).align = _bytes(self.value.type.element)
 
-    def _either(self, of_numbers: str, of_words: str, other: Any) -> Lanes:
-        return self._made(of_numbers if self.value.type.element == _NUMBER else of_words, other)
-
-    def _made(self, operation: str, other: Any) -> Lanes:
-        return Lanes(self.builder, getattr(self.builder, operation)(self.value, self._like(other)))
-
-    def _like(self, other: Any) -> Any:
+    def like(self, other: Any) -> Any:
+        """The value of another vector, or of one number in every lane."""
         if isinstance(other, Lanes):
             return other.value
         return ir.Constant(self.value.type, [other] * self.value.type.count)
+
+    def _either(self, of_floats: str, of_integers: str, other: Any) -> Lanes:
+        return self._made(of_floats if self.value.type.element in _INTEGERS else of_integers, other)
+
+    def _made(self, operation: str, other: Any) -> Lanes:
+        return Lanes(self.builder, getattr(self.builder, operation)(self.value, self.like(other)))
 
     def _as(self, conversion: str, kind: Any) -> Lanes:
         target = ir.VectorType(kind, self.value.type.count)
         return Lanes(self.builder, getattr(self.builder, conversion)(self.value, target))
 
+    def _over_all(self, name: str, flags: tuple[str, ...], first: list[Any]) -> Any:
+        its = self.value.type
+        function = f"llvm.vector.reduce.{name}.v{its.count}f{8 * _bytes(its.element)}"
+        return called(self.builder, function, its.element, [*first, self.value], flags)
+
     def _function(self, name: str, *others: Any) -> Lanes:
         its = self.value.type
-        number = "f" if its.element == _NUMBER else "i"
-        values = [self.value, *(self._like(other) for other in others)]
-        function = f"llvm.{name}.v{its.count}{number}64"
+        letter = "f" if its.element in _INTEGERS else "i"
+        values = [self.value, *(self.like(other) for other in others)]
+        function = f"llvm.{name}.v{its.count}{letter}{8 * _bytes(its.element)}"
         return Lanes(self.builder, called(self.builder, function, its, values))
 
 
-def called(builder: Any, function: str, result: Any, values: list[Any]) -> Any:
+def called(
+    builder: Any, function: str, result: Any, values: list[Any], flags: tuple[str, ...] = ()
+) -> Any:
     """What a function that the compiler knows by name gives for some values."""
     kind = ir.FunctionType(result, [value.type for value in values])
-    return builder.call(_helpers.get_or_insert_function(builder.module, kind, function), values)
+    known = _helpers.get_or_insert_function(builder.module, kind, function)
+    return builder.call(known, values, fastmath=flags)
+
+
+def folded(
+    builder: Any, count: Any, lanes: int, first: Lanes, step: Callable[[Any, Lanes], Lanes]
+) -> Lanes:
+    """step(j, …) of what it gave before, from `first` on, for j = 0, lanes, … below `count` ≥ 1."""
+    before, loop = builder.block, builder.append_basic_block("vectors")
+    after = builder.append_basic_block("folded")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    j, value = builder.phi(WORD), builder.phi(first.value.type)
+    result = step(j, Lanes(builder, value))
+    following = builder.add(j, WORD(lanes))
+    for phi, start, later in ((j, WORD(0), following), (value, first.value, result.value)):
+        phi.add_incoming(start, before)
+        phi.add_incoming(later, builder.block)
+    builder.cbranch(builder.icmp_signed("<", following, count), loop, after)
+    builder.position_at_end(after)
+    return result
 
 
 def loaded(builder: Any, start: Any, lanes: int) -> Lanes:
-    """So many words at an address."""
-    kind = ir.VectorType(_WORD, lanes)
+    """So many numbers at an address."""
+    kind = ir.VectorType(start.type.pointee, lanes)
     vector = builder.load(builder.bitcast(start, kind.as_pointer()))
-    vector.align = 8
+    vector.align = _bytes(kind.element)
     return Lanes(builder, vector)
 
 
 def spread(builder: Any, number: Any, lanes: int) -> Lanes:
-    """One number or word in every lane."""
+    """One number in every lane."""
     kind = ir.VectorType(number.type, lanes)
     nothing = ir.Constant(kind, ir.Undefined)
     first = builder.insert_element(nothing, number, ir.Constant(_PLACE, 0))
@@ -151,10 +215,14 @@ def spread(builder: Any, number: Any, lanes: int) -> Lanes:
 
 def counted(builder: Any, words: list[int]) -> Lanes:
     """Words that are known beforehand, one in every lane."""
-    return Lanes(builder, ir.Constant(ir.VectorType(_WORD, len(words)), words))
+    return Lanes(builder, ir.Constant(ir.VectorType(WORD, len(words)), words))
 
 
-def address(context: Any, builder: Any, array: Any, at: Any) -> Any:
-    """Where entry `at` of an array of words lies."""
-    proxy = _helpers.create_struct_proxy(WORDS)
+def address(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
+    """Where entry `at` of an array of some kind lies."""
+    proxy = _helpers.create_struct_proxy(kind)
     return builder.gep(proxy(context, builder, array).data, [at])
+
+
+def _bytes(kind: Any) -> int:
+    return 4 if kind in (SINGLE, _INTEGERS[SINGLE]) else 8

@@ -13,11 +13,14 @@ import math
 from typing import Any
 
 import numpy as np
+from numba import types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
 from epsilons.training.compiled import addressable, reordered, singles_at
-from epsilons.training.rules.exponential import exponential
+from epsilons.training.lanes import SINGLES, Lanes, address, folded, loaded, spread
+from epsilons.training.rules.exponential import exponentials, largest
 from epsilons.training.rules.tiles import BROAD, LANES, SIDE, TALL, copy, matrix, turn
 from epsilons.training.threads import go_through, share_out
 
@@ -26,6 +29,7 @@ MOST = 128  # places and numbers: one chain of sums in single precision errs by 
 _Floats = NDArray[Any]
 _Whole = NDArray[np.int64]
 _Number = float | np.floating[Any]
+_intrinsic: Any = intrinsic  # numba itself gives the first argument
 
 
 def fits(*operands: Tensor) -> bool:
@@ -114,19 +118,19 @@ def _some(
 ) -> None:
     heads, places, others, width, depth = sizes
     across = _whole(others)
+    shown = across - LANES
     rows, weights = _room(places, width), _room(places, others)
     right, result = _panels(max(width, others), max(others, depth)), _room(places, depth)
     logs, shares = sums.reshape(-1, places), np.empty(places)
-    seen = weights[: places * across].reshape(places, across)
+    seen = weights[: places * across].reshape(places, across)[:, :shown]
     for i in range(first, last):
         _take(table[0], i, heads, places, width, np.float32(scale), rows)
         _turn(table[1], i, heads, others, width, right)
         _multiply(rows, 1, _whole(width), places, right, width, others, weights, across)
-        _hide(seen, others, causal, -np.inf)
-        _largest(seen, logs[i])
-        _exponentials(seen, logs[i])
-        _hide(seen, others, causal, 0)
-        _totals(seen, shares)
+        _hide(seen, others, causal)
+        for t in range(places):
+            logs[i, t] = largest(weights, t * across, shown)
+            shares[t] = exponentials(weights, t * across, shown, logs[i, t])
         _pack(table[2], i, heads, others, depth, right)
         _multiply(weights, 1, across, places, right, others, depth, result, _whole(depth))
         for t in range(places):
@@ -150,29 +154,25 @@ def _some_back(
 ) -> None:
     heads, places, others, width, depth = sizes
     across, wide, deep = _whole(others), _whole(width), _whole(depth)
+    shown = across - LANES
     most = max(places, others)
     rows, given = _room(places, width), _room(places, depth)
     weights, slopes = _room(places, others), _room(places, others)
     result = _room(most, max(width, depth))
     right = _panels(max(most, width, depth), max(most, width, depth))
     logs, factor, one = sums.reshape(-1, places), np.float32(scale), np.float32(1)
-    seen = weights[: places * across].reshape(places, across)
+    seen = weights[: places * across].reshape(places, across)[:, :shown]
     for i in range(first, last):
         _take(table[0], i, heads, places, depth, one, given)
         _take(table[1], i, heads, places, width, factor, rows)
         _turn(table[2], i, heads, others, width, right)
         _multiply(rows, 1, wide, places, right, width, others, weights, across)
-        _exponentials(seen, logs[i])
-        _hide(seen, others, causal, 0)
+        _hide(seen, others, causal)
         _turn(table[3], i, heads, others, depth, right)
         _multiply(given, 1, deep, places, right, depth, others, slopes, across)
         for t in range(places):
-            row, slope = seen[t], slopes[t * across : (t + 1) * across]
-            mean = np.float32(0)
-            for u in range(others):
-                mean += row[u] * slope[u]
-            for u in range(others):
-                slope[u] = factor * row[u] * (slope[u] - mean)
+            exponentials(weights, t * across, shown, logs[i, t])
+            _slopes(weights, slopes, t * across, shown, factor)
         _pack(table[2], i, heads, others, width, right)
         _multiply(slopes, 1, across, places, right, others, width, result, wide)
         _give(table[4], i, heads, places, width, result)
@@ -294,35 +294,38 @@ def _multiply(
 
 
 @reordered()
-def _hide(x: _Floats, seen: int, causal: bool, by: _Number) -> None:
-    """Overwrite what a place doesn't see, and columns beyond."""
-    for t in range(len(x)):
-        x[t, min(t + 1, seen) if causal else seen :] = by
+def _hide(x: _Floats, seen: int, causal: bool) -> None:
+    """Have nothing come of what a place doesn't see, nor of columns beyond."""
+    if causal or seen < x.shape[1]:
+        for t in range(len(x)):
+            for u in range(min(t + 1, seen) if causal else seen, x.shape[1]):
+                x[t, u] = -np.inf
 
 
-@reordered(fastmath={"nnan", "nsz", "reassoc"})  # which puts numbers that are none in no order
-def _largest(x: _Floats, most: _Floats) -> None:
-    """The largest number of every row, where all are numbers."""
-    for t in range(len(x)):
-        row, largest = x[t], x[t, 0]
-        for u in range(len(row)):
-            largest = row[u] if row[u] > largest else largest
-        most[t] = largest
+@_intrinsic
+def _slopes(typing: Any, p: Any, slopes: Any, at: Any, count: Any, factor: Any) -> Any:
+    """slopes_j = factor·p_j·(slopes_j − Σ_k p_k slopes_k), from place `at` on in both."""
 
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        p, slopes, at, count, factor = args
 
-@reordered()
-def _totals(x: _Floats, totals: _Floats) -> None:
-    for t in range(len(x)):
-        total = x.dtype.type(0)
-        for u in range(x.shape[1]):
-            total += x[t, u]
-        totals[t] = total
+        def places(j: Any) -> tuple[Any, Lanes, Lanes]:
+            here = builder.add(at, j)
+            starts = [address(context, builder, SINGLES, x, here) for x in (p, slopes)]
+            return starts[1], *(loaded(builder, start, LANES) for start in starts)
 
+        def add(j: Any, total: Lanes) -> Lanes:
+            _, share, slope = places(j)
+            return share.fused(slope, total)
 
-@reordered()
-def _exponentials(x: _Floats, less: _Floats) -> None:
-    """exp(x − m) by rows, in place."""
-    for t in range(len(x)):
-        row, m = x[t], less[t]
-        for u in range(len(row)):
-            row[u] = exponential(row[u] - m)
+        def replace(j: Any, mean: Lanes) -> Lanes:
+            start, share, slope = places(j)
+            (spread(builder, factor, LANES) * share * (slope - mean)).store(start)
+            return mean
+
+        nothing = spread(builder, factor, LANES).filled(0.0)
+        mean = spread(builder, folded(builder, count, LANES, nothing, add).sum(), LANES)
+        folded(builder, count, LANES, mean, replace)
+        return context.get_dummy_value()
+
+    return types.void(SINGLES, SINGLES, types.int64, types.int64, types.float32), generate

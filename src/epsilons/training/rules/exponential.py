@@ -1,57 +1,75 @@
-"""exp in single precision, for compiled loops: it runs on several numbers at a time.
-
-As with `tiles`, loops that use it are compiled anew only when their own file changes.
-"""
+"""exp in single precision, for compiled loops that go through vectors."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-import numpy as np
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from epsilons.training.compiled import reordered
+from epsilons.training.lanes import SINGLES, WORD, Lanes, address, folded, loaded, spread
+from epsilons.training.rules.tiles import LANES
 
-_LOG2_E = np.float32(math.log2(math.e))
-_LN_2 = np.float32(0.693359375), np.float32(math.log(2.0) - 0.693359375)  # the first has few bits
-_LEAST, _MOST = np.float32(-87.0), np.float32(88.0)  # whose exponentials are normal numbers
-_INFINITY = np.float32(math.inf)
-_TAYLOR = tuple(np.float32(1 / math.factorial(k)) for k in range(7, -1, -1))
-_LARGE = np.float32(
-    1.5 * 2**23
-)  # added to a number, it leaves the nearest integer in the last bits
+_LN_2 = 0.693359375, math.log(2.0) - 0.693359375  # the first has few bits
+_LEAST, _MOST = -87.0, 88.25  # whose exponentials are normal numbers
+_TAYLOR = tuple(1 / math.factorial(k) for k in range(7, -1, -1))
+_LARGE = 1.5 * 2**23  # added to a number, it leaves the nearest integer in the last bits
+_MANTISSA = 23  # bits, in front of which the exponent stands
 
 _intrinsic: Any = intrinsic  # numba itself gives the first argument
 
 
-@reordered(fastmath={"contract"})  # in this order: otherwise a sum would be undone
-def exponential(y: Any) -> Any:
-    """exp(y) to some 1e-7; y below −87 is taken for that, above 88 for ∞, and NaN stays NaN.
+def exponential(y: Lanes) -> Lanes:
+    """exp(y) to some 1e-7; y below −87 gives 0, from 88.25 on ∞, and NaN stays NaN.
 
     exp(y) = 2ⁿ·exp(y − n·ln 2) with n the integer nearest to y/ln 2.
     """
-    y = _LEAST if y < _LEAST else y
-    shifted = y * _LOG2_E + _LARGE
+    shifted = y.fused(math.log2(math.e), _LARGE)
     n = shifted - _LARGE
-    rest = y - n * _LN_2[0] - n * _LN_2[1]
-    value = _TAYLOR[0]
-    for k in range(1, len(_TAYLOR)):
-        value = value * rest + _TAYLOR[k]
-    value = _INFINITY if y > _MOST else _doubled(value, shifted)
-    return y if y != y else value  # the bits of NaN would be taken for an exponent
+    rest = n.fused(-_LN_2[1], n.fused(-_LN_2[0], y))
+    value = rest.polynomial(_TAYLOR)
+    doubled = (value.bits() + (shifted.bits() << _MANTISSA)).from_bits()
+    known = y.less(_LEAST).choose(0.0, doubled)
+    return y.less(_MOST).choose(known, y * math.inf)  # NaN is not less, and stays what it is
 
 
 @_intrinsic
-def _doubled(typing: Any, value: Any, shifted: Any) -> Any:
-    """value·2ⁿ with n in the last bits of `shifted`: moved to the exponent's place and added."""
+def exponentials(typing: Any, x: Any, at: Any, count: Any, less: Any) -> Any:
+    """Replace x[at + j] by exp(x[at + j] − less), j < `count`; their sum comes back.
+
+    `count` ≥ 1 is a multiple of the lanes.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        whole, number = ir.IntType(32), ir.FloatType()
-        bits, powers = (builder.bitcast(arg, whole) for arg in args)
-        moved = builder.shl(powers, ir.Constant(whole, 23))
-        return builder.bitcast(builder.add(bits, moved), number)
+        x, at, count, less = args
+        m = spread(builder, less, LANES)
 
-    return types.float32(types.float32, types.float32), generate
+        def step(j: Any, total: Lanes) -> Lanes:
+            start = address(context, builder, SINGLES, x, builder.add(at, j))
+            value = exponential(loaded(builder, start, LANES) - m)
+            value.store(start)
+            return total + value
+
+        return folded(builder, count, LANES, m.filled(0.0), step).sum()
+
+    return types.float32(SINGLES, types.int64, types.int64, types.float32), generate
+
+
+@_intrinsic
+def largest(typing: Any, x: Any, at: Any, count: Any) -> Any:
+    """The largest of x[at : at + count], where all are numbers; `count` as above."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        x, at, count = args
+
+        def numbers(j: Any) -> Lanes:
+            return loaded(builder, address(context, builder, SINGLES, x, builder.add(at, j)), LANES)
+
+        def step(j: Any, most: Lanes) -> Lanes:
+            its = numbers(j)
+            return most.less(its).choose(its, most)
+
+        return folded(builder, count, LANES, numbers(WORD(0)), step).most()
+
+    return types.float32(SINGLES, types.int64, types.int64), generate
