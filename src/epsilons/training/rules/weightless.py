@@ -15,6 +15,8 @@ from torch.autograd import forward_ad
 
 from epsilons.training.rules import attention as attentions
 from epsilons.training.rules import gelu as gelus
+from epsilons.training.rules import pooling
+from epsilons.training.rules.conv import sizes
 from epsilons.training.taps import Node
 
 
@@ -46,6 +48,21 @@ class _Gelu(Node):
     def backward(ctx: Any, g: Tensor) -> Tensor:
         slope: Tensor = ctx.saved_tensors[0]
         return g * slope
+
+
+class _MaxPool(Node):
+    """Max pooling of pictures."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
+        out, which = pooling.max_pool(x, kernel, stride)
+        ctx.save_for_backward(which)
+        ctx.walk = x.shape, kernel, stride
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        return pooling.max_pool_back(g, *ctx.saved_tensors, *ctx.walk), None, None
 
 
 def _attention(
@@ -93,7 +110,30 @@ def _gelu(
     return value
 
 
+def _max_pool2d(
+    interception: Any,
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    kernel, pads, gaps = (sizes(o, (0, 0)) for o in (kernel_size, padding, dilation))
+    steps = sizes(stride, (0, 0)) if stride else kernel
+    plain = pads == (0, 0) and gaps == (1, 1) and not (ceil_mode or return_indices)
+    if not plain or not interception.batch_first(input) or not pooling.fits(input, kernel):
+        return NotImplemented
+    if min(steps, default=0) < 1 or len(steps) != 2 or not _needs_gradients(input):
+        return NotImplemented
+    out: Tensor = _MaxPool.applied(input, kernel, steps)
+    interception.mark_rows(out)
+    return out
+
+
 WEIGHTLESS: dict[Any, Callable[..., Any]] = {
     F.gelu: _gelu,
+    F.max_pool2d: _max_pool2d,
     F.scaled_dot_product_attention: _attention,
 }
