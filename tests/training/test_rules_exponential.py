@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -52,6 +52,7 @@ def test_a_number_is_taken_off_and_the_sum_comes_back():
     assert np.allclose(found, exact, rtol=1e-6)
 
 
+@settings(deadline=None)
 @given(arrays(np.float32, 3 * LANES, elements=st.floats(-100, 100, width=32)))
 def test_the_largest_is_found(x):
     assert largest(x) == x.max()

@@ -19,7 +19,8 @@ from epsilons.examples import Examples
 from epsilons.files import private_file
 from epsilons.runs import Run
 from epsilons.training import check_model, gradient_norms
-from epsilons.training.norms import NORM_ERROR, LossFn
+from epsilons.training.clipping import NORM_ERROR
+from epsilons.training.norms import LossFn
 from epsilons.training.step import charged_norms
 
 CANARIES = 3

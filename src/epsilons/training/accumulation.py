@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from epsilons.training.clipping import add_up
 from epsilons.training.rules.joined import joined
 from epsilons.training.rules.registry import (
     HALF,
@@ -89,9 +90,7 @@ class Accumulation:
             together = torch.cat(self._side_by_side, 1)
             self._found.append(square_norms(together))
             self._side_by_side = [together] if self.keep else []
-        if self._found:
-            total = torch.stack(self._found).sum(0, dtype=self.squares.dtype)
-            self.squares += total.view_as(self.squares)  # one each, never one for all
+        add_up(self._found, self.squares)
         self._found.clear()
 
     def _settle(self, group: Group) -> None:

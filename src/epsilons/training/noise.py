@@ -45,6 +45,7 @@ def _grid(std: float) -> float:
     return g
 
 
+@functools.lru_cache
 def rounding_charge(std: float, dimensions: int) -> float:
     """How much further one example can move the sum once it is rounded to the grid.
 

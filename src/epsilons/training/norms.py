@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from epsilons.training.accumulation import Accumulation
+from epsilons.training.clipping import clip_factors
 from epsilons.training.interception import Interception, PresumedWrongly
 from epsilons.training.isolation import in_order, undisturbed
 from epsilons.training.layout import BATCH_FIRST
@@ -23,9 +24,6 @@ from epsilons.training.rules.registry import without_autocast
 from epsilons.training.trees import swapped, tensors_in
 
 LossFn = Callable[[nn.Module, Any], Tensor]
-
-NORM_ERROR = 2e-5  # twice the relative error that a norm may carry
-_TINY = sys.float_info.min
 
 
 def supervised(criterion: Callable[..., Tensor]) -> LossFn:
@@ -110,8 +108,8 @@ def _clipped(
         accumulated = Accumulation([], parameters, 0, keep=True, coarse=False)
     else:
         accumulated = _backward(model, loss_fn, batch, parameters, keep=True)
-    norms = accumulated.squares.sqrt()
-    return accumulated.clipped_sum(_factors(norms, limits)), norms
+    norms, factors = clip_factors(accumulated.squares, limits)
+    return accumulated.clipped_sum(factors), norms
 
 
 def gradient_norms(
@@ -202,12 +200,6 @@ def examples(batch: Any, part: slice | Tensor) -> Any:
     """Some examples of a batch of tensors, tuples, lists or dictionaries."""
     chosen = {id(t): t[part] for t in tensors_in(batch) if t.dim() > 0}
     return swapped(batch, chosen)
-
-
-def _factors(norms: Tensor, bounds: float | Tensor) -> Tensor:
-    # Where the norm is no number or both are infinite, the quotient is no number either.
-    lengths = (norms * (1 + NORM_ERROR)).clamp_(min=_TINY)
-    return (bounds / lengths).clamp_(max=1.0).nan_to_num_(nan=0.0)
 
 
 def _bounds(bounds: Any, count: int, device: torch.device) -> float | Tensor:

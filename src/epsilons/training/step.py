@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from epsilons.accounting.plan import Phase, Plan
 from epsilons.training.allocator import keep_freed_memory
+from epsilons.training.clipping import NORM_ERROR
 from epsilons.training.noise import rounding_charge
-from epsilons.training.norms import NORM_ERROR, LossFn, clipped_gradients_of, trainable
+from epsilons.training.norms import LossFn, clipped_gradients_of, trainable
 
 Bounds = float | Tensor | NDArray[np.float64]
 
