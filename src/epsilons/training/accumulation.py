@@ -7,7 +7,7 @@ output gradient arrives; gradients of several uses are added before the norm is 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -203,9 +203,12 @@ class Accumulation:
             weights = [*self._narrow, *(w for group in self._kept for w in group.weights)]
             if chosen is None or bool(chosen.any()):
                 self._add_narrow(factors, chosen, totals)
-                latest = reversed(self._kept)  # which may still be in the cache
-                for group in sorted(latest, key=lambda group: group.uses[0].term.follows):
-                    self._add_clipped(group, factors, chosen, totals, sums)
+                prepared: list[tuple[int, Callable[[], Tensor]]] = []
+                for group in _latest_first(self._kept):
+                    prepared += self._clipped(group, factors, chosen, sums)
+                for key, total in prepared:
+                    _add(totals, key, total())
+                prepared.clear()
             for name, part in self._to_parameters(weights, totals, batched=False).items():
                 _add(sums, name, part)
         for name, p in self.parameters.items():
@@ -226,28 +229,41 @@ class Accumulation:
         for weight, part in zip(self._narrow, parts, strict=True):
             totals[id(weight)] = part.view(weight.tensor.shape)
 
-    def _add_clipped(
+    def _clipped(
         self,
         group: Group,
         factors: Tensor,
         chosen: Tensor | None,
-        totals: dict[int, Tensor],
         sums: dict[str, Tensor],
-    ) -> None:
+    ) -> list[tuple[int, Callable[[], Tensor]]]:
+        """Sums by weight, to be called for; those by parameter are added at once."""
         if group.coarse or (self.coarse and not group.direct):
             # Pulling back rounds, so what is summed must be what was measured.
             for rows in chunks(len(factors), self._bytes(group)):
                 some = _where(chosen, rows, factors.device)
                 for name, gradient in self._pulled_back(group, some).items():
                     _add(sums, name, weighted(gradient, factors[some]))
-            return
+            return []
+        prepared = []
         for use in group.uses:
             assert use.g is not None
             term, g, its_factors = use.term, use.g, factors
             if chosen is not None:
                 term, g, its_factors = term.rows(chosen), g[chosen], factors[chosen]
-            _add(totals, id(use.weight), term.weighted_sum(g, its_factors))
+            prepared.append((id(use.weight), term.prepared_sum(g, its_factors)))
         group.uses = []
+        return prepared
+
+
+def _latest_first(groups: Sequence[Group]) -> Iterator[Group]:
+    """Those whose operands may still be in the cache first; what follows another, after it."""
+    following: list[Group] = []
+    for group in reversed(groups):
+        following.append(group)
+        if not group.uses[0].term.follows:
+            yield from reversed(following)
+            following.clear()
+    yield from reversed(following)
 
 
 def _add(totals: dict[_Key, Tensor], key: _Key, part: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Self
 
 import torch
@@ -92,6 +92,9 @@ class Linear(Term):
         return squares
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
+        return self.prepared_sum(g, factors)()
+
+    def prepared_sum(self, g: Tensor, factors: Tensor) -> Callable[[], Tensor]:
         assert self.data is not None
         a, g = _rows(precise(self.data)), _rows(precise(g))
         factors = factors.to(g.dtype)
@@ -103,7 +106,8 @@ class Linear(Term):
         else:
             each = factors.repeat_interleave(g.shape[0] // factors.shape[0]).unsqueeze(1)
             a, g = (a * each, g) if a.shape[1] < g.shape[1] else (a, g * each)
-        return a.mT @ g if self.transposed else g.mT @ a
+        left, right = (a, g) if self.transposed else (g, a)
+        return lambda: left.mT @ right
 
 
 def _lengths(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:

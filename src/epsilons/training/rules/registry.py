@@ -33,7 +33,7 @@ class Term(ABC):
     examples first, (B, …). A rule of your own needs `gradients` only.
     """
 
-    follows = False  # whether its weighted sum is cheaper after those of other terms
+    follows = False  # whether its weighted sum is cheaper after that of the term before it
 
     def __init__(self, data: Tensor | None) -> None:
         self.data = data
@@ -49,6 +49,15 @@ class Term(ABC):
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
         """Σ_i factors_i · gradient_i, of the weight's shape; factors: (B,)."""
         return weighted(self.gradients(g), factors)
+
+    def prepared_sum(self, g: Tensor, factors: Tensor) -> Callable[[], Tensor]:
+        """The weighted sum, of which the last part may be left for when it is called.
+
+        Large products in a row are faster than with Python in between, which they drive out of
+        the cache.
+        """
+        total = self.weighted_sum(g, factors)
+        return lambda: total
 
     def formed(self, g: Tensor) -> tuple[Term, Tensor]:
         """The gradients in the order that suits the rule, and a term that reads them."""
