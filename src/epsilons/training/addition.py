@@ -50,17 +50,14 @@ def add_noise(
     keys, nonce, first = _NOTHING if given is None else given
     blocks = _blocks(sizes, _BLOCK if given is None else sys.maxsize)
     drawn = np.empty(0 if given else max((total for total, _, _ in blocks), default=0), np.uint64)
-    try:
-        for total, owners, chunks in blocks:
-            words = drawn if given else keystream.fill(drawn[:total])
-            outside = np.zeros(len(chunks), np.int64)
-            operands = words, keys, nonce, first, std / g, g, unit
-            stretches = -(-total // _CHUNK)
-            share_out(stretches, _some, _at_once, *operands, tensors[owners], chunks, outside)
-            if outside.any():
-                return int(owners[np.flatnonzero(outside)[0]])
-    finally:
-        keys.fill(0)
+    for total, owners, chunks in blocks:
+        words = drawn if given else keystream.fill(drawn[:total])
+        outside = np.zeros(len(chunks), np.int64)
+        operands = words, keys, nonce, first, std / g, g, unit
+        stretches = -(-total // _CHUNK)
+        share_out(stretches, _some, _at_once, *operands, tensors[owners], chunks, outside)
+        if outside.any():
+            return int(owners[np.flatnonzero(outside)[0]])
     return None
 
 

@@ -64,6 +64,7 @@ class Keystream:
         self._seeded = bool(seeded)
         self._position = _checked(position)
         self._cipher: CipherContext | None = None  # made when it is read from
+        self._round_keys: NDArray[np.uint64] | None = None  # the same
         self._destroyed = False
 
     @classmethod
@@ -147,17 +148,18 @@ class Keystream:
     def hand_over(self, count: int) -> tuple[NDArray[np.uint64], np.uint64, np.uint64] | None:
         """Leave the next `count` integers for a compiled loop to make: `cipher_words`' operands.
 
-        Its round keys, which whoever has them overwrites after use, its nonce and its first block.
-        None if no loop can, and nothing was handed over: then `fill` gives them.
+        Round keys, nonce and first block. None if no loop can, and nothing was handed over: then
+        `fill` gives them.
         """
         count *= 8
         block, within = divmod(self._position, _BLOCK_BYTES)
         if not HAS_AES or within or count % _BLOCK_BYTES:
             return None
         self._expect_ahead(count)
-        keys, nonce = round_keys(self._key), np.frombuffer(self._nonce, np.uint64)[0]
+        if self._round_keys is None:
+            self._round_keys = round_keys(self._key)
         self._position, self._cipher = self._position + count, None
-        return keys, nonce, np.uint64(block)
+        return self._round_keys, np.frombuffer(self._nonce, np.uint64)[0], np.uint64(block)
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
         """The next `count` numbers, uniform on the multiples of 2⁻⁵³ in [0, 1)."""
@@ -177,12 +179,14 @@ class Keystream:
         }
 
     def destroy(self) -> None:
-        """Overwrite the key; nothing can be read any more. Forks and states keep their own copy.
+        """Overwrite the keys; nothing can be read any more. Forks and states keep their own copy.
 
         The cipher's expanded key is cleared by OpenSSL as its context is freed here. What the
         interpreter copied on the way (`os.urandom` returns immutable bytes) is out of reach.
         """
         self._key[:] = bytes(_KEY_BYTES)
+        if self._round_keys is not None:
+            self._round_keys.fill(0)
         self._cipher = None
         self._destroyed = True
 
