@@ -48,7 +48,7 @@ def share_out(
                 "a compiled loop failed, most likely for want of memory for its scratch"
             )
         return
-    operands = [o.numpy() if type(o) is Tensor else o for o in operands]
+    operands = [o.detach().numpy() if type(o) is Tensor else o for o in operands]
     if threads == 1:
         some(0, count, *operands)
     else:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from epsilons.training.compiled import reordered
+from epsilons.training.lanes import address
 from epsilons.training.rules import tiles
 from epsilons.training.rules.contractions import Geometry, Sizes
 from epsilons.training.rules.squares import square
@@ -355,14 +356,14 @@ def _tile(vectors: int) -> Any:
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             left, at, pitch, right, begins, first, count, steps, v, fresh, sums, to, stride = args
-            g = tiles.address(context, builder, FLOATS, left, at)
-            step = tiles.address(context, builder, WHOLES, steps, v)
+            g = address(context, builder, FLOATS, left, at)
+            step = address(context, builder, WHOLES, steps, v)
             x = [
-                tiles.address(context, builder, FLOATS, right, builder.load(place))
+                address(context, builder, FLOATS, right, builder.load(place))
                 for place in (builder.gep(step, [tiles.whole(k)]) for k in range(vectors))
             ]
-            place = tiles.address(context, builder, WHOLES, begins, first)
-            out = tiles.address(context, builder, FLOATS, sums, to)
+            place = address(context, builder, WHOLES, begins, first)
+            out = address(context, builder, FLOATS, sums, to)
 
             def number(t: Any, r: int) -> Any:
                 return tiles.spread(builder, builder.load(tiles.moved(builder, g, t, pitch, r)))

@@ -16,6 +16,8 @@ from numba.core import cgutils as _cgutils
 from numba.extending import intrinsic
 
 from epsilons.training.compiled import FEATURES
+from epsilons.training.lanes import SINGLES, address
+from epsilons.training.lanes import spread as spread_over
 
 WIDE = "avx512f" in FEATURES  # 32 registers of 16 numbers, or 16 of 8
 
@@ -26,7 +28,7 @@ TALL, BROAD = 12 if WIDE else 6, 2 * LANES  # of a tile of matrices that are in 
 PAIRS = 4, LANES // 4  # of a square of products: as many sums as lanes
 SIDE = 8  # of a square that is turned
 _LINE = 16  # numbers that memory brings at once
-FLOATS = types.Array(types.float32, 1, "C")
+FLOATS = SINGLES
 WHOLES = types.Array(types.int64, 1, "C")
 _FUSED = ("contract",)  # a product and the sum it goes into may be rounded once
 
@@ -243,12 +245,6 @@ def whole(value: int) -> Any:
     return ir.Constant(_WHOLE, value)
 
 
-def address(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
-    """Where entry `at` of an array lies."""
-    proxy = _helpers.create_struct_proxy(kind)
-    return builder.gep(proxy(context, builder, array).data, [at])
-
-
 def moved(builder: Any, start: Any, count: Any, step: Any, rest: int = 0) -> Any:
     """The address of entry count·step + rest from an address on."""
     return builder.gep(start, [builder.add(builder.mul(count, step), whole(rest))])
@@ -306,7 +302,4 @@ def _sums_of(builder: Any, vectors: list[Any]) -> Any:
 
 def spread(builder: Any, number: Any) -> Any:
     """A vector of the same number."""
-    nothing = ir.Constant(_VECTOR, ir.Undefined)
-    vector = builder.insert_element(nothing, number, ir.Constant(_PLACE, 0))
-    everywhere = ir.Constant(ir.VectorType(_PLACE, LANES), [0] * LANES)
-    return builder.shuffle_vector(vector, nothing, everywhere)
+    return spread_over(builder, number, LANES).value
