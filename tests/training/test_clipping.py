@@ -54,6 +54,10 @@ def test_one_number_is_never_taken_for_all():
             add_up([part], torch.zeros(4, dtype=torch.float64))
 
 
+def test_no_parts_are_added_on_any_device():
+    add_up([], torch.zeros(3, dtype=torch.float64, device="meta"))
+
+
 def test_parts_that_lie_apart_in_memory_are_read_where_they_are():
     apart = torch.arange(8.0)[::2]
     total = torch.zeros(4, dtype=torch.float64)

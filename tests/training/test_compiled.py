@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from epsilons.training import SeededNoise
 from epsilons.training.rules.tiles import LANES
 
 FORKED = """
@@ -94,6 +96,35 @@ from epsilons.training.rules import tiles
 codegen.get_host_cpu_features = known
 assert tiles.LANES == 16
 """
+
+
+NOISE = """
+import torch
+from epsilons.training import SeededNoise
+print(SeededNoise(3).added_to({"w": torch.zeros(1001)}, 1.0)["w"].double().sum().item())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"NUMBA_CPU_NAME": "generic"},
+        {"NUMBA_CPU_FEATURES": ""},
+        {"NUMBA_CPU_FEATURES": "+avx2,+fma,+aes"},
+    ],
+    ids=str,
+)
+def test_noise_is_the_same_for_any_processor(settings, tmp_path):
+    """For a generic one, instructions that it lacks ended the process."""
+    expected = SeededNoise(3).added_to({"w": torch.zeros(1001)}, 1.0)["w"].double().sum().item()
+    done = subprocess.run(
+        [sys.executable, "-c", NOISE],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **settings, "NUMBA_CACHE_DIR": str(tmp_path)},
+    )
+    assert done.stdout == f"{expected}\n", done.stderr
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,15 @@ def test_a_position_outside_the_stream_is_refused(position):
         Keystream(KEY, b"noise").seek(position)
 
 
+@pytest.mark.parametrize("position", [np.int64(32), 32.0])
+def test_a_position_of_another_type_is_the_same_place(position):
+    stream, other = Keystream(KEY, b"noise"), Keystream(KEY, b"noise")
+    stream.seek(position)
+    other.seek(32)
+    assert stream.position == 32
+    assert stream.read(20) == other.read(20)
+
+
 def test_a_read_never_runs_into_the_next_nonce():
     stream = Keystream(KEY, b"noise", position=2**68 - 8)
     stream.read(8)

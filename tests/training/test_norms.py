@@ -147,6 +147,24 @@ def test_an_example_that_is_not_finite_contributes_nothing():
     assert distance(sums, {n: g.double() for n, g in expected.items()}) < 1e-6
 
 
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        torch.full((3,), 0.5, requires_grad=True),
+        torch.complex(torch.zeros(3), torch.full((3,), -0.5)).to(torch.complex128).conj().imag,
+    ],
+    ids=["with a gradient", "negated"],
+)
+def test_bounds_count_as_they_seem(bounds):
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 1), torch.randn(3, 4)
+    one, two = (
+        clipped_gradients(model, lambda model, x: model(x).squeeze(1), x, b)[0]["weight"]
+        for b in (bounds, 0.5)
+    )
+    assert torch.equal(one, two)
+
+
 @pytest.mark.parametrize("bounds", [-1.0, float("nan"), torch.ones(3)])
 def test_bounds_that_make_no_sense_are_refused(bounds):
     with pytest.raises(ValueError, match="bounds"):

@@ -118,7 +118,12 @@ def test_tensors_come_to_a_loop_as_they_seem(rows):
 
 @pytest.mark.usefixtures("_team")
 @pytest.mark.parametrize(
-    "rows", [torch.ones(4, 3).double(), TwoTensor(torch.ones(4, 3), torch.ones(4, 3))]
+    "rows",
+    [
+        torch.ones(4, 3).double(),
+        TwoTensor(torch.ones(4, 3), torch.ones(4, 3)),
+        torch._efficientzerotensor((4, 3)),
+    ],
 )
 def test_tensors_whose_numbers_are_elsewhere_or_other_ones_are_refused(rows):
     with pytest.raises(TypeError):

@@ -43,10 +43,12 @@ def add_up(parts: Sequence[Tensor], total: Tensor) -> None:
     if any(part.shape != total.shape for part in parts):  # one each, never one for all
         shapes = {tuple(part.shape) for part in parts}
         raise RuntimeError(f"squared norms of shapes {shapes}; expected {tuple(total.shape)}")
+    if not parts:
+        return
     if all(addressable(part) and part.is_contiguous() for part in parts):
         places = np.array([part.data_ptr() for part in parts], np.int64)
         _add_singles(places, total.numpy())
-    elif parts:
+    else:
         total += torch.stack(list(parts)).sum(0, dtype=total.dtype)
 
 

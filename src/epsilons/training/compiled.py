@@ -18,7 +18,8 @@ from torch import Tensor
 _intrinsic: Any = intrinsic  # numba itself gives the first argument
 
 _features: Any = get_host_cpu_features
-_enabled: str = config.CPU_FEATURES or _features()  # type: ignore[attr-defined]
+_asked: str | None = config.CPU_FEATURES  # type: ignore[attr-defined]
+_enabled: str = _features() if _asked is None else _asked  # none at all, for any processor
 FEATURES = frozenset(  # of the processor that numba compiles for
     feature.removeprefix("+") for feature in _enabled.split(",") if feature.startswith("+")
 )
@@ -37,14 +38,14 @@ def compilable(tensor: Tensor) -> bool:
 def addressable(tensor: Tensor) -> bool:
     """Whether they may also go by its address: its numbers are where they seem, as they seem."""
     plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_neg()
-    return compilable(tensor) and plain
+    return compilable(tensor) and plain and not tensor._is_zerotensor()
 
 
 def together(tensor: Tensor) -> Tensor:
     """The same numbers, one after another in memory of their own."""
     if type(tensor) is not Tensor or tensor.is_neg() or not tensor.is_contiguous():
         tensor = tensor.detach().resolve_neg().contiguous()
-    if type(tensor) is not Tensor or not compilable(tensor):
+    if not addressable(tensor):
         raise TypeError(f"{type(tensor).__name__} of {tensor.dtype} on {tensor.device}")
     return tensor
 

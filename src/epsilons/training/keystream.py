@@ -181,7 +181,8 @@ class Keystream:
     def destroy(self) -> None:
         """Overwrite the keys; nothing can be read any more. Forks and states keep their own copy.
 
-        The cipher's expanded key is cleared by OpenSSL as its context is freed here. What the
+        So are the round keys that loops were given; the cipher's own expanded key is cleared by
+        OpenSSL as its context is freed here. What the
         interpreter copied on the way (`os.urandom` returns immutable bytes) is out of reach.
         """
         self._key[:] = bytes(_KEY_BYTES)
@@ -226,7 +227,7 @@ class Keystream:
 
 
 def _checked(position: int) -> int:
-    checks.whole("position", position, least=0)
+    position = checks.whole("position", position, least=0)
     if position >= _LENGTH:
         raise ValueError(f"position={position} lies beyond the stream's 2⁶⁸ bytes")
     return position

@@ -132,7 +132,7 @@ class Lanes:
 
     def most(self) -> Any:
         """The largest of all lanes, where all are numbers."""
-        return self._over_all("fmax", ("nnan",), [])
+        return self._over_all("fmax", (), [])
 
     def store(self, start: Any) -> None:
         """Write all lanes to an address."""

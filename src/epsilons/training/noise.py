@@ -84,7 +84,7 @@ class GridNoise:
 
         Noise is drawn in the order of `sums` and of each tensor's logical layout. Results have the
         dtype and device of their sums, half precision becoming float32. With `std` 0 the sums come
-        back without noise or privacy.
+        back in their own dtype, divided, without noise or privacy.
         """
         if not 0 < divisor < math.inf:
             raise ValueError(f"divisor={divisor} must be a finite number > 0.")

@@ -205,7 +205,7 @@ def examples(batch: Any, part: slice | Tensor) -> Any:
 def _bounds(bounds: Any, count: int, device: torch.device) -> float | Tensor:
     if isinstance(bounds, (int, float)) and bounds >= 0:
         return float(bounds)
-    limits = torch.as_tensor(bounds, dtype=torch.float64, device=device)
+    limits = torch.as_tensor(bounds, dtype=torch.float64, device=device).detach().resolve_neg()
     if limits.dim() == 0:
         limits = limits.expand(count)
     if limits.shape != (count,):
