@@ -99,8 +99,15 @@ assert tiles.LANES == 16
 
 
 NOISE = """
-import torch
-from epsilons.training import SeededNoise
+import numpy as np, torch
+from epsilons.training import SeededNoise, cipher
+words = np.zeros(2, np.uint64)
+try:
+    cipher.cipher_words(np.zeros(30, np.uint64), np.uint64(0), np.uint64(0), words)
+except RuntimeError:
+    assert not cipher.HAS_AES
+else:
+    assert words.any()
 print(SeededNoise(3).added_to({"w": torch.zeros(1001)}, 1.0)["w"].double().sum().item())
 """
 

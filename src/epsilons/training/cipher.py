@@ -37,11 +37,13 @@ def cipher_words(keys: _Words, nonce: np.uint64, block: np.uint64, words: _Words
     """Fill `words`, an even number, with AES(key, nonce ‖ j) for j from `block` on.
 
     For processors that have the instructions (`HAS_AES`). For others a loop that would call it can
-    be compiled, and must not.
+    be compiled, and fails where it does.
 
     Two words make a block, low bytes first; `nonce` is the input's first eight bytes in that
     order, j its last eight in the other. `keys` are those of `round_keys`.
     """
+    if not HAS_AES:
+        raise RuntimeError  # words that nobody made must not pass for random ones
     whole = words.size - words.size % _STRETCH
     for at in range(0, whole, _STRETCH):
         _encrypt(keys, nonce, block + np.uint64(at // 2), words, at)
@@ -95,7 +97,7 @@ def _encrypt(typing: Any, keys: Any, nonce: Any, block: Any, words: Any, at: Any
     """words[at : at + _STRETCH] are the blocks from `block` on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if not HAS_AES:  # there is no code for it, and nobody runs it
+        if not HAS_AES:  # there is no code for it
             return context.get_dummy_value()
         keys, nonce, block, words, at = args
         first, start = (spread(builder, word, _LANES) for word in (nonce, block))
