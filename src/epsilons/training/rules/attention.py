@@ -21,7 +21,16 @@ from torch import Tensor
 from epsilons.training.compiled import addressable, reordered, singles_at
 from epsilons.training.lanes import SINGLES, Lanes, address, folded, loaded, spread
 from epsilons.training.rules.exponential import exponentials, largest
-from epsilons.training.rules.tiles import BROAD, LANES, SIDE, TALL, copy, matrix, turn
+from epsilons.training.rules.tiles import (
+    BROAD,
+    LANES,
+    SIDE,
+    TALL,
+    copy,
+    matrix,
+    turn,
+    turned_matrix,
+)
 from epsilons.training.threads import go_through, share_out
 
 MOST = 128  # places and numbers: one chain of sums in single precision errs by less than 1e-5
@@ -121,25 +130,22 @@ def _some(
     shown = across - LANES
     rows, weights = _room(places, width), _room(places, others)
     right, result = _panels(max(width, others), max(others, depth)), _room(places, depth)
-    logs, shares = sums.reshape(-1, places), np.empty(places)
+    logs, shares = sums.reshape(-1, places), np.empty(places, np.float32)
     seen = weights[: places * across].reshape(places, across)[:, :shown]
     for i in range(first, last):
         _take(table[0], i, heads, places, width, np.float32(scale), rows)
         _turn(table[1], i, heads, others, width, right)
-        _multiply(rows, 1, _whole(width), places, right, width, others, weights, across)
+        _multiply(rows, _whole(width), False, places, right, width, others, weights, across)
         _hide(seen, others, causal)
         for t in range(places):
             logs[i, t] = largest(weights, t * across, shown)
             shares[t] = exponentials(weights, t * across, shown, logs[i, t])
         _pack(table[2], i, heads, others, depth, right)
-        _multiply(weights, 1, across, places, right, others, depth, result, _whole(depth))
+        _multiply(weights, across, False, places, right, others, depth, result, _whole(depth))
         for t in range(places):
             logs[i, t] += math.log(shares[t])
-            share = np.float32(1 / shares[t])
-            row = result[t * _whole(depth) : (t + 1) * _whole(depth)]
-            for e in range(len(row)):
-                row[e] *= share
-        _give(table[3], i, heads, places, depth, result)
+            shares[t] = 1 / shares[t]
+        _give(table[3], i, heads, places, depth, result, shares)
 
 
 @reordered()
@@ -161,27 +167,28 @@ def _some_back(
     result = _room(most, max(width, depth))
     right = _panels(max(most, width, depth), max(most, width, depth))
     logs, factor, one = sums.reshape(-1, places), np.float32(scale), np.float32(1)
+    ones = np.ones(most, np.float32)
     seen = weights[: places * across].reshape(places, across)[:, :shown]
     for i in range(first, last):
         _take(table[0], i, heads, places, depth, one, given)
         _take(table[1], i, heads, places, width, factor, rows)
         _turn(table[2], i, heads, others, width, right)
-        _multiply(rows, 1, wide, places, right, width, others, weights, across)
+        _multiply(rows, wide, False, places, right, width, others, weights, across)
         _hide(seen, others, causal)
         _turn(table[3], i, heads, others, depth, right)
-        _multiply(given, 1, deep, places, right, depth, others, slopes, across)
+        _multiply(given, deep, False, places, right, depth, others, slopes, across)
         for t in range(places):
             exponentials(weights, t * across, shown, logs[i, t])
             _slopes(weights, slopes, t * across, shown, factor)
         _pack(table[2], i, heads, others, width, right)
-        _multiply(slopes, 1, across, places, right, others, width, result, wide)
-        _give(table[4], i, heads, places, width, result)
+        _multiply(slopes, across, False, places, right, others, width, result, wide)
+        _give(table[4], i, heads, places, width, result, ones)
         _pack(table[1], i, heads, places, width, right)
-        _multiply(slopes, across, 1, others, right, places, width, result, wide)
-        _give(table[5], i, heads, others, width, result)
+        _multiply(slopes, across, True, others, right, places, width, result, wide)
+        _give(table[5], i, heads, others, width, result, ones)
         _pack(table[0], i, heads, places, depth, right)
-        _multiply(weights, across, 1, others, right, places, depth, result, deep)
-        _give(table[6], i, heads, others, depth, result)
+        _multiply(weights, across, True, others, right, places, depth, result, deep)
+        _give(table[6], i, heads, others, depth, result, ones)
 
 
 @reordered()
@@ -228,14 +235,16 @@ def _take(
 
 
 @reordered()
-def _give(place: _Whole, i: int, heads: int, rows: int, width: int, found: _Floats) -> None:
-    """The other way round."""
+def _give(
+    place: _Whole, i: int, heads: int, rows: int, width: int, found: _Floats, scales: _Floats
+) -> None:
+    """The other way round, with a scale for each row."""
     x, stride = _head(place, i, heads, rows, width)
     pitch = _whole(width)
     for t in range(rows):
         ours, theirs = found[t * pitch : t * pitch + width], x[t * stride : t * stride + width]
         for j in range(width):
-            theirs[j] = ours[j]
+            theirs[j] = scales[t] * ours[j]
 
 
 @reordered()
@@ -275,8 +284,8 @@ def _turn(place: _Whole, i: int, heads: int, rows: int, width: int, panels: _Flo
 @reordered()
 def _multiply(
     left: _Floats,
-    step: int,
     pitch: int,
+    turned: bool,
     rows: int,
     panels: _Floats,
     count: int,
@@ -284,13 +293,17 @@ def _multiply(
     out: _Floats,
     stride: int,
 ) -> None:
-    """out[r·stride + c] = Σ_s left[s·step + r·pitch] · right_sc, with right_sc in panels."""
+    """out[r·stride + c] = Σ_s left_rs · right_sc, with right_sc in panels.
+
+    left_rs is left[r·pitch + s]; if it is turned, left[s·pitch + r].
+    """
     for first in range(0, columns, BROAD):
         for r in range(0, rows, TALL):
-            matrix(
-                left, r * pitch, step, pitch, panels, first * count, count,
-                out, r * stride + first, stride,
-            )  # fmt: skip
+            begin, to = first * count, r * stride + first
+            if turned:
+                turned_matrix(left, r, pitch, panels, begin, count, out, to, stride)
+            else:
+                matrix(left, r * pitch, pitch, panels, begin, count, out, to, stride)
 
 
 @reordered()

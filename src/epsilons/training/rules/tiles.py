@@ -22,11 +22,12 @@ from epsilons.training.lanes import spread as spread_over
 WIDE = "avx512f" in FEATURES  # 32 registers of 16 numbers, or 16 of 8
 
 LANES = 16 if WIDE else 8
-ROWS, VECTORS = (4, 4) if WIDE else (6, 2)  # of a tile: sums, and registers for what they read
+ROWS, VECTORS = 6, 4 if WIDE else 2  # of a tile: sums, and registers for what they read
 COLUMNS = VECTORS * LANES
-TALL, BROAD = 12 if WIDE else 6, 2 * LANES  # of a tile of matrices that are in the cache
+TALL, BROAD = 11 if WIDE else 6, 2 * LANES  # of a tile of matrices that are in the cache
 PAIRS = 4, LANES // 4  # of a square of products: as many sums as lanes
 SIDE = 8  # of a square that is turned
+_AT_ONCE = 4 if WIDE else 1  # places that a tile's loop takes in a row
 _LINE = 16  # numbers that memory brings at once
 FLOATS = SINGLES
 WHOLES = types.Array(types.int64, 1, "C")
@@ -79,7 +80,9 @@ def tile(
                 _expect_store(builder, moved(builder, target, whole(r), stride, c))
         added = address(context, builder, FLOATS, squares, whole(0))
         chains = [load(builder, added), *[ZERO] * 3]  # several, not to wait for one another
-        for r, sums in enumerate(accumulated(builder, count, ROWS, VECTORS, number, seen)):
+        for r, sums in enumerate(
+            accumulated(builder, count, ROWS, VECTORS, number, seen, _AT_ONCE)
+        ):
             for v, value in enumerate(sums):
                 store(builder, value, moved(builder, target, whole(r), stride, v * LANES))
                 square = builder.fmul(value, value, flags=_FUSED)
@@ -95,48 +98,56 @@ def tile(
     return signature, generate
 
 
-@_intrinsic
-def matrix(
-    typing: Any,
-    left: Any,
-    at: Any,
-    step: Any,
-    pitch: Any,
-    right: Any,
-    begin: Any,
-    count: Any,
-    out: Any,
-    to: Any,
-    stride: Any,
-) -> Any:
-    """out[to + r·stride + c] = Σ_t left[at + t·step + r·pitch] · right[begin + t·BROAD + c].
+def _matrix(turned: bool) -> Any:
+    """A tile of a product of matrices, as a function for compiled loops."""
 
-    For TALL rows and BROAD columns, over `count` ≥ 1 places t.
-    """
+    @_intrinsic
+    def matrix(
+        typing: Any,
+        left: Any,
+        at: Any,
+        pitch: Any,
+        right: Any,
+        begin: Any,
+        count: Any,
+        out: Any,
+        to: Any,
+        stride: Any,
+    ) -> Any:
+        """out[to + r·stride + c] = Σ_t left[at + r·pitch + t] · right[begin + t·BROAD + c].
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        left, at, step, pitch, right, begin, count, out, to, stride = args
-        x = address(context, builder, FLOATS, left, at)
-        y = address(context, builder, FLOATS, right, begin)
-        target = address(context, builder, FLOATS, out, to)
-        rows = [moved(builder, x, whole(r), pitch) for r in range(TALL)]
+        For TALL rows and BROAD columns, over `count` ≥ 1 places t; where `left` is turned, its
+        entries are those at + t·pitch + r.
+        """
 
-        def number(t: Any, r: int) -> Any:
-            return spread(builder, builder.load(moved(builder, rows[r], t, step)))
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            left, at, pitch, right, begin, count, out, to, stride = args
+            x = address(context, builder, FLOATS, left, at)
+            y = address(context, builder, FLOATS, right, begin)
+            target = address(context, builder, FLOATS, out, to)
+            rows = [moved(builder, x, whole(r), pitch) for r in range(TALL)]
 
-        def seen(t: Any) -> list[Any]:
-            pitch = whole(BROAD)
-            return [load(builder, moved(builder, y, t, pitch, v)) for v in range(0, BROAD, LANES)]
+            def number(t: Any, r: int) -> Any:
+                place = moved(builder, x, t, pitch, r) if turned else builder.gep(rows[r], [t])
+                return spread(builder, builder.load(place))
 
-        for r, sums in enumerate(accumulated(builder, count, TALL, BROAD // LANES, number, seen)):
-            for v, value in enumerate(sums):
-                store(builder, value, moved(builder, target, whole(r), stride, v * LANES))
-        return context.get_dummy_value()
+            def seen(t: Any) -> list[Any]:
+                vectors = range(0, BROAD, LANES)
+                return [load(builder, moved(builder, y, t, whole(BROAD), v)) for v in vectors]
 
-    signature = types.void(
-        FLOATS, _number, _number, _number, FLOATS, _number, _number, FLOATS, _number, _number
-    )
-    return signature, generate
+            found = accumulated(builder, count, TALL, BROAD // LANES, number, seen, _AT_ONCE)
+            for r, sums in enumerate(found):
+                for v, value in enumerate(sums):
+                    store(builder, value, moved(builder, target, whole(r), stride, v * LANES))
+            return context.get_dummy_value()
+
+        n = _number
+        return types.void(FLOATS, n, n, FLOATS, n, n, FLOATS, n, n), generate
+
+    return matrix
+
+
+matrix, turned_matrix = _matrix(turned=False), _matrix(turned=True)
 
 
 @_intrinsic
@@ -209,36 +220,60 @@ def accumulated(
     vectors: int,
     left: Callable[[Any, int], Any],
     right: Callable[[Any], list[Any]],
+    at_once: int = 1,
 ) -> list[list[Any]]:
-    """Σ_t left(t, r)·right(t)[v] over `count` ≥ 1 places t: vectors of sums by r and v.
+    """Σ_t left(t, r)·right(t)[v] over `count` places t: vectors of sums by r and v.
 
-    `left` gives a vector (see `spread`), `right` those of a place.
+    `left` gives a vector (see `spread`), `right` those of a place. `at_once`, a power of two, is
+    how many places there are between two looks at whether there are more.
     """
-    before, loop = builder.block, builder.append_basic_block("places")
-    after = builder.append_basic_block("sums")
-    builder.branch(loop)
+    sums, first = [[ZERO] * vectors for _ in range(rows)], whole(0)
+    if at_once > 1:
+        beyond = builder.and_(count, whole(-at_once))
+        sums = _added(builder, first, beyond, at_once, sums, left, right)
+        first = beyond
+    return _added(builder, first, count, 1, sums, left, right)
+
+
+def _added(
+    builder: Any,
+    first: Any,
+    last: Any,
+    step: int,
+    sums: list[list[Any]],
+    left: Callable[[Any, int], Any],
+    right: Callable[[Any], list[Any]],
+) -> list[list[Any]]:
+    """The sums with the products of places from `first` up to `last`, `step` in a row."""
+    before = builder.block
+    check, loop, after = (builder.append_basic_block(n) for n in ("check", "places", "sums"))
+    builder.branch(check)
+
+    builder.position_at_end(check)
+    t = builder.phi(_WHOLE)
+    found = [[builder.phi(_VECTOR) for _ in row] for row in sums]
+    builder.cbranch(builder.icmp_signed("<", t, last), loop, after)
 
     builder.position_at_end(loop)
-    t = builder.phi(_WHOLE)
-    sums = [[builder.phi(_VECTOR) for _ in range(vectors)] for _ in range(rows)]
-    seen = right(t)
-    totals = []
-    for r, row in enumerate(sums):
-        factor = left(t, r)
-        terms = [builder.fmul(factor, vector, flags=_FUSED) for vector in seen]
-        pairs = zip(row, terms, strict=True)
-        totals.append([builder.fadd(s, term, flags=_FUSED) for s, term in pairs])
-    for row, total in zip(sums, totals, strict=True):
-        for s, value in zip(row, total, strict=True):
-            s.add_incoming(ZERO, before)
-            s.add_incoming(value, loop)
-    following = builder.add(t, whole(1))
-    t.add_incoming(whole(0), before)
-    t.add_incoming(following, loop)
-    builder.cbranch(builder.icmp_signed("<", following, count), loop, after)
+    totals = list(found)
+    for place in range(step):
+        here = builder.add(t, whole(place))
+        seen = right(here)
+        for r, row in enumerate(totals):
+            factor = left(here, r)
+            terms = [builder.fmul(factor, vector, flags=_FUSED) for vector in seen]
+            pairs = zip(row, terms, strict=True)
+            totals[r] = [builder.fadd(s, term, flags=_FUSED) for s, term in pairs]
+    t.add_incoming(first, before)
+    t.add_incoming(builder.add(t, whole(step)), loop)
+    for places, its, total in zip(found, sums, totals, strict=True):
+        for phi, start, value in zip(places, its, total, strict=True):
+            phi.add_incoming(start, before)
+            phi.add_incoming(value, loop)
+    builder.branch(check)
 
     builder.position_at_end(after)
-    return totals
+    return found
 
 
 def whole(value: int) -> Any:
