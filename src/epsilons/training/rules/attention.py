@@ -21,6 +21,7 @@ from torch import Tensor
 from epsilons.training.compiled import addressable, reordered, singles_at
 from epsilons.training.lanes import SINGLES, Lanes, address, folded, loaded, spread
 from epsilons.training.rules.exponential import exponentials, largest
+from epsilons.training.rules.pieces import room_like
 from epsilons.training.rules.tiles import (
     BROAD,
     LANES,
@@ -66,7 +67,9 @@ def attention_back(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, sums: Tensor, scale: float, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """∂Q, ∂K and ∂V (B, H, T, d) from ∂O = g (B, T, H, e), with the sums of `attention`."""
-    found = [_room_for(t, t.shape[2]).transpose(1, 2) for t in (q, k, v)]
+    found = room_like((q, k, v))
+    if found is None or found[0].stride(3) != 1:
+        found = [_room_for(t, t.shape[2]).transpose(1, 2) for t in (q, k, v)]
     given = [_rows(t) for t in (g.transpose(1, 2), q, k, v)]
     table, sizes = _table(*given, *found), _sizes(q, k, v)
     if not addressable(sums):

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from epsilons.training.rules import attention as attentions
 from epsilons.training.rules import gelu as gelus
 from epsilons.training.rules import pooling
 from epsilons.training.rules.conv import sizes
-from epsilons.training.taps import Node
+from epsilons.training.taps import Node, needs_gradients
 
 
 class _Attention(Node):
@@ -80,7 +79,7 @@ def _attention(
     known = all(interception.batch_first(t) for t in heads) and attentions.fits(*heads)
     if not known or attn_mask is not None or dropout_p or enable_gqa or not _alike(*heads):
         return NotImplemented
-    if not _needs_gradients(*heads) or torch.is_autocast_enabled(interception.device):
+    if not needs_gradients(*heads) or torch.is_autocast_enabled(interception.device):
         return NotImplemented
     factor = query.shape[3] ** -0.5 if scale is None else float(scale)
     out: Tensor = _Attention.applied(*heads, factor, is_causal).transpose(1, 2)
@@ -94,15 +93,10 @@ def _alike(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return heads and query.shape[3] == key.shape[3] and key.shape[2] == value.shape[2]
 
 
-def _needs_gradients(*operands: Tensor) -> bool:
-    """Whether there is a way back, and no derivative on the way there."""
-    return any(t.requires_grad for t in operands) and forward_ad._current_level < 0
-
-
 def _gelu(
     interception: Any, input: Tensor, approximate: str = "none", out: Tensor | None = None
 ) -> Any:
-    known = interception.batch_first(input) and gelus.fits(input) and _needs_gradients(input)
+    known = interception.batch_first(input) and gelus.fits(input) and needs_gradients(input)
     if not known or approximate != "none" or out is not None:
         return NotImplemented
     value: Tensor = _Gelu.applied(input)
@@ -125,7 +119,7 @@ def _max_pool2d(
     plain = pads == (0, 0) and gaps == (1, 1) and not (ceil_mode or return_indices)
     if not plain or not interception.batch_first(input) or not pooling.fits(input, kernel):
         return NotImplemented
-    if min(steps, default=0) < 1 or len(steps) != 2 or not _needs_gradients(input):
+    if min(steps, default=0) < 1 or len(steps) != 2 or not needs_gradients(input):
         return NotImplemented
     out: Tensor = _MaxPool.applied(input, kernel, steps)
     interception.mark_rows(out)
