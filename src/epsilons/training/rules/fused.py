@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from epsilons.training.compiled import compilable
+from epsilons.training.rules import affine
 from epsilons.training.rules.contractions import Geometry, Sizes
 from epsilons.training.rules.conv import ChannelBias, Conv, conv, sizes
 from epsilons.training.rules.layernorm import layer_norm_back
@@ -44,6 +45,8 @@ class _Linear(Node):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.deliver = deliver
+        if bias is not None and affine.fits(x, weight, bias):
+            return affine.linear_map(x, weight, bias)
         return F.linear(x, weight, bias).detach()  # no view: models modify outputs in place
 
     @staticmethod

@@ -75,9 +75,7 @@ def tile(
             pitch = whole(COLUMNS)
             return [load(builder, moved(builder, y, t, pitch, v * LANES)) for v in range(VECTORS)]
 
-        for r in range(ROWS):
-            for c in range(0, COLUMNS, _LINE):
-                _expect_store(builder, moved(builder, target, whole(r), stride, c))
+        _expect_stores(builder, target, stride)
         added = address(context, builder, FLOATS, squares, whole(0))
         chains = [load(builder, added), *[ZERO] * 3]  # several, not to wait for one another
         for r, sums in enumerate(
@@ -148,6 +146,52 @@ def _matrix(turned: bool) -> Any:
 
 
 matrix, turned_matrix = _matrix(turned=False), _matrix(turned=True)
+
+
+@_intrinsic
+def affine(
+    typing: Any,
+    left: Any,
+    at: Any,
+    pitch: Any,
+    right: Any,
+    begin: Any,
+    count: Any,
+    base: Any,
+    column: Any,
+    out: Any,
+    to: Any,
+    stride: Any,
+) -> Any:
+    """out[to + r·stride + c] = base[column + c] + Σ_t left[at + r·pitch + t] · right_tc.
+
+    For ROWS rows and COLUMNS columns, over `count` places t; right_tc is at begin + t·COLUMNS + c.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        left, at, pitch, right, begin, count, base, column, out, to, stride = args
+        x = address(context, builder, FLOATS, left, at)
+        y = address(context, builder, FLOATS, right, begin)
+        b = address(context, builder, FLOATS, base, column)
+        target = address(context, builder, FLOATS, out, to)
+        rows = [moved(builder, x, whole(r), pitch) for r in range(ROWS)]
+        vectors = range(0, COLUMNS, LANES)
+
+        def number(t: Any, r: int) -> Any:
+            return spread(builder, builder.load(builder.gep(rows[r], [t])))
+
+        def seen(t: Any) -> list[Any]:
+            return [load(builder, moved(builder, y, t, whole(COLUMNS), v)) for v in vectors]
+
+        _expect_stores(builder, target, stride)
+        start = [[load(builder, builder.gep(b, [whole(v)])) for v in vectors]] * ROWS
+        for r, sums in enumerate(added(builder, count, start, number, seen, _AT_ONCE)):
+            for v, value in zip(vectors, sums, strict=True):
+                store(builder, value, moved(builder, target, whole(r), stride, v))
+        return context.get_dummy_value()
+
+    n = _number
+    return types.void(FLOATS, n, n, FLOATS, n, n, FLOATS, n, FLOATS, n, n), generate
 
 
 @_intrinsic
@@ -222,20 +266,33 @@ def accumulated(
     right: Callable[[Any], list[Any]],
     at_once: int = 1,
 ) -> list[list[Any]]:
-    """Σ_t left(t, r)·right(t)[v] over `count` places t: vectors of sums by r and v.
+    """Σ_t left(t, r)·right(t)[v] over `count` places t: vectors of sums by r and v."""
+    nothing = [[ZERO] * vectors for _ in range(rows)]
+    return added(builder, count, nothing, left, right, at_once)
+
+
+def added(
+    builder: Any,
+    count: Any,
+    sums: list[list[Any]],
+    left: Callable[[Any, int], Any],
+    right: Callable[[Any], list[Any]],
+    at_once: int,
+) -> list[list[Any]]:
+    """The same, added to sums.
 
     `left` gives a vector (see `spread`), `right` those of a place. `at_once`, a power of two, is
     how many places there are between two looks at whether there are more.
     """
-    sums, first = [[ZERO] * vectors for _ in range(rows)], whole(0)
+    first = whole(0)
     if at_once > 1:
         beyond = builder.and_(count, whole(-at_once))
-        sums = _added(builder, first, beyond, at_once, sums, left, right)
+        sums = _gone_through(builder, first, beyond, at_once, sums, left, right)
         first = beyond
-    return _added(builder, first, count, 1, sums, left, right)
+    return _gone_through(builder, first, count, 1, sums, left, right)
 
 
-def _added(
+def _gone_through(
     builder: Any,
     first: Any,
     last: Any,
@@ -295,13 +352,16 @@ def store(builder: Any, vector: Any, start: Any) -> None:
     builder.store(vector, builder.bitcast(start, vector.type.as_pointer())).align = 4
 
 
-def _expect_store(builder: Any, start: Any) -> None:
-    """Have the line of memory at an address brought near, to be written some time later."""
+def _expect_stores(builder: Any, target: Any, stride: Any) -> None:
+    """Have the memory of a tile brought near, to be written some time later."""
     byte = ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [byte, _PLACE, _PLACE, _PLACE])
     prefetch = _helpers.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     write, near, data = (ir.Constant(_PLACE, option) for option in (1, 3, 1))
-    builder.call(prefetch, [builder.bitcast(start, byte), write, near, data])
+    for r in range(ROWS):
+        for c in range(0, COLUMNS, _LINE):
+            line = builder.bitcast(moved(builder, target, whole(r), stride, c), byte)
+            builder.call(prefetch, [line, write, near, data])
 
 
 def _turned(builder: Any, rows: list[Any]) -> list[Any]:
