@@ -5,10 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from epsilons.training import SeededNoise
+from epsilons.training.compiled import scratch
 from epsilons.training.rules.tiles import LANES
 
 FORKED = """
@@ -152,3 +154,15 @@ def test_loops_agree_with_vectors_of_any_length(vectors, avx, tmp_path):
         cwd=Path(__file__).parent,
     )
     assert done.stdout == "agree\n", done.stderr
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.uint64])
+@pytest.mark.parametrize("size", [0, 1, 7, 16, 1000])
+def test_scratch_begins_with_a_line_of_memory(size, kind):
+    rooms = [scratch(size, kind) for _ in range(20)]
+    for room in rooms:
+        assert room.ctypes.data % 64 == 0
+        assert room.shape == (size,)
+        assert room.dtype == kind
+        assert not room.any()
+        room[:] = 1

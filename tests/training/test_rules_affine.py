@@ -10,14 +10,14 @@ from torch import nn
 
 from epsilons.training.rules import affine
 from epsilons.training.rules.affine import fits, linear_map
-from epsilons.training.rules.tiles import COLUMNS, ROWS, SIDE, WIDE
+from epsilons.training.rules.tiles import COLUMNS, HIGH, SIDE, WIDE
 
 needs_wide_registers = pytest.mark.skipif(not WIDE, reason="the library is used on this processor")
 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.integers(ROWS, 40 * ROWS), st.integers(1, 20), st.integers(1, 4), st.integers(0, 2**31)
+    st.integers(HIGH, 40 * HIGH), st.integers(1, 20), st.integers(1, 4), st.integers(0, 2**31)
 )  # fmt: skip
 def test_any_whole_sizes_agree_with_float64(rows, sides, panels, seed):
     draws = torch.Generator().manual_seed(seed)
@@ -41,7 +41,7 @@ def test_any_shape_and_order_in_memory():
 def test_any_number_of_threads_gives_the_same_bits():
     """Rows left over belong to the last tile, whose rows may be another's too."""
     torch.manual_seed(0)
-    x, weight, bias = torch.randn(9 * ROWS + 5, 40), torch.randn(COLUMNS, 40), torch.randn(COLUMNS)
+    x, weight, bias = torch.randn(9 * HIGH + 5, 40), torch.randn(COLUMNS, 40), torch.randn(COLUMNS)
     threads, found = torch.get_num_threads(), {}
     try:
         for count in (1, 2, 8, 12):
@@ -54,7 +54,7 @@ def test_any_number_of_threads_gives_the_same_bits():
 
 def test_what_is_not_finite_stays_with_its_row():
     torch.manual_seed(0)
-    x, weight, bias = torch.randn(3 * ROWS + 1, 16), torch.randn(COLUMNS, 16), torch.randn(COLUMNS)
+    x, weight, bias = torch.randn(3 * HIGH + 1, 16), torch.randn(COLUMNS, 16), torch.randn(COLUMNS)
     clean = linear_map(x, weight, bias)
     x[7, 3] = torch.nan
     dirty = linear_map(x, weight, bias)
@@ -98,7 +98,7 @@ class Blocks(nn.Module):
 @needs_wide_registers
 def test_gradients_are_those_of_an_example_at_a_time(monkeypatch):
     torch.manual_seed(0)
-    monkeypatch.setattr(affine, "_LEAST", ROWS)
+    monkeypatch.setattr(affine, "_LEAST", HIGH)
     taken = []
     monkeypatch.setattr(
         affine, "linear_map", lambda *operands: taken.append(1) or linear_map(*operands)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from epsilons.training.cipher import cipher_words
-from epsilons.training.compiled import doubles_at, singles_at
+from epsilons.training.compiled import doubles_at, scratch, singles_at
 from epsilons.training.gaussian import gaussian_units
 from epsilons.training.keystream import Keystream
 from epsilons.training.threads import go_through, share_out
@@ -120,12 +120,12 @@ def _some(
 
     With keys, words are made here, those of the first chunk from `block` on; else they are there.
     """
-    scratch = np.empty(_CHUNK if keys.size else 0, np.uint64)
+    room = scratch(_CHUNK if keys.size else 0, np.uint64)
     for chunk in range(len(chunks)):
         start, size, at = chunks[chunk]
         if not first <= at // _CHUNK < last:
             continue
-        its = scratch[: size + size % 2] if keys.size else words[at : at + size + size % 2]
+        its = room[: size + size % 2] if keys.size else words[at : at + size + size % 2]
         if keys.size:
             cipher_words(keys, nonce, block + np.uint64(at // 2), its)
         gaussian_units(its, scale)

@@ -13,6 +13,7 @@ from numba.core import config
 from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic, overload
 from numba.np.numpy_support import carray
+from numpy.typing import NDArray
 from torch import Tensor
 
 _intrinsic: Any = intrinsic  # numba itself gives the first argument
@@ -23,6 +24,8 @@ _enabled: str = _features() if _asked is None else _asked  # none at all, for an
 FEATURES = frozenset(  # of the processor that numba compiles for
     feature.removeprefix("+") for feature in _enabled.split(",") if feature.startswith("+")
 )
+
+_LINE = 64  # bytes that memory brings at once
 
 # A loop whose sums may be reordered, as in any library; what isn't finite stays so.
 reordered = functools.partial(
@@ -71,6 +74,17 @@ def _arrays(operands: Any) -> Any:
             *arrays(operands[1:]),
         )
     return lambda operands: (operands[0], *arrays(operands[1:]))
+
+
+@njit(cache=True, nogil=True)
+def scratch(size: int, kind: type[Any]) -> NDArray[Any]:
+    """Zeros of a kind, from the beginning of a line of memory on; for compiled loops.
+
+    Vectors as long as a line would else lie on two of them, and take twice as long to be read.
+    """
+    room = np.zeros(size + _LINE, kind)
+    first = -(room.ctypes.data // room.itemsize) % (_LINE // room.itemsize)
+    return room[first : first + size]
 
 
 @njit(cache=True, nogil=True)

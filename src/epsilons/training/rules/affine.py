@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from epsilons.training.compiled import addressable, reordered
-from epsilons.training.rules.tiles import COLUMNS, ROWS, SIDE, WIDE, affine, turn
+from epsilons.training.compiled import addressable, reordered, scratch
+from epsilons.training.rules.tiles import COLUMNS, HIGH, SIDE, WIDE, affine, turn
 from epsilons.training.threads import go_through, share_out
 
 MOST = 1024  # numbers of a row: one chain of sums in single precision
 _LARGEST = 2**17  # numbers of the weight, of which every thread makes a copy that stays near
 _LEAST = 2**10  # rows below which turning the weight costs more than is saved
-_GROUP = 32 * ROWS  # rows that meet the same part of the weight, one tile after another
+_GROUP = 32 * HIGH  # rows that meet the same part of the weight, one tile after another
 
 _Floats = NDArray[Any]
 
@@ -38,7 +38,7 @@ def linear_map(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     (p, d), rows = weight.shape, x.numel() // weight.shape[1]
     out = x.new_empty(*x.shape[:-1], p)
     operands = x.reshape(rows, d), weight, bias, out.view(rows, p)
-    share_out(rows // ROWS, _some, _at_once, *operands)
+    share_out(rows // HIGH, _some, _at_once, *operands)
     return out
 
 
@@ -51,12 +51,12 @@ def _at_once(threads: int, count: int, *operands: Any) -> Any:
 def _some(first: int, last: int, x: _Floats, weight: _Floats, bias: _Floats, out: _Floats) -> None:
     """Some tiles of rows; to the last of all belong those that are left over."""
     (rows, d), p = x.shape, len(weight)
-    stop = rows if last == rows // ROWS else last * ROWS
+    stop = rows if last == rows // HIGH else last * HIGH
     numbers, turned, results = x.reshape(-1), _turned(weight), out.reshape(-1)
-    for group in range(first * ROWS, stop, _GROUP):
+    for group in range(first * HIGH, stop, _GROUP):
         for column in range(0, p, COLUMNS):
-            for start in range(group, min(group + _GROUP, stop), ROWS):
-                row = min(start, stop - ROWS)  # the last tile may share rows with the one before
+            for start in range(group, min(group + _GROUP, stop), HIGH):
+                row = min(start, stop - HIGH)  # the last tile may share rows with the one before
                 to = row * p + column
                 affine(numbers, row * d, d, turned, column * d, d, bias, column, results, to, p)
 
@@ -65,7 +65,7 @@ def _some(first: int, last: int, x: _Floats, weight: _Floats, bias: _Floats, out
 def _turned(weight: _Floats) -> _Floats:
     """The transposed weight by panels of columns, row by row."""
     p, d = weight.shape
-    numbers, panels = weight.reshape(-1), np.empty(weight.size, np.float32)
+    numbers, panels = weight.reshape(-1), scratch(weight.size, np.float32)
     for panel in range(0, p, COLUMNS):
         for column in range(0, COLUMNS, SIDE):
             source, to = (panel + column) * d, panel * d + column

@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
-from epsilons.training.compiled import addressable, reordered, singles_at
+from epsilons.training.compiled import addressable, reordered, scratch, singles_at
 from epsilons.training.lanes import SINGLES, Lanes, address, folded, loaded, spread
 from epsilons.training.rules.exponential import exponentials, largest
 from epsilons.training.rules.pieces import room_like
@@ -208,12 +208,12 @@ def _whole(columns: int) -> int:
 
 @reordered()
 def _room(rows: int, columns: int) -> _Floats:
-    return np.zeros(_tall(rows) * _whole(columns), np.float32)
+    return scratch(_tall(rows) * _whole(columns), np.float32)
 
 
 @reordered()
 def _panels(rows: int, columns: int) -> _Floats:
-    return np.zeros(rows * (columns + -columns % BROAD), np.float32)
+    return scratch(rows * (columns + -columns % BROAD), np.float32)
 
 
 @reordered()

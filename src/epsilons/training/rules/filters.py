@@ -19,7 +19,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
-from epsilons.training.compiled import reordered
+from epsilons.training.compiled import reordered, scratch
 from epsilons.training.lanes import address
 from epsilons.training.rules import tiles
 from epsilons.training.rules.contractions import Geometry, Sizes
@@ -200,14 +200,14 @@ def _some(
     outputs, count = places.shape[1], len(walk.begins)
     padded = outputs + -outputs % _OUTPUTS
     width = LANES * len(walk.vectors)
-    image = np.zeros(walk.lines * walk.width * walk.pitch + LANES, images.dtype)
+    image = scratch(walk.lines * walk.width * walk.pitch + LANES, np.float32)
     x = image
     if walk.lines_together > 1:
-        x = np.zeros(LANES * (walk.number * walk.columns + 1), images.dtype)
+        x = scratch(LANES * (walk.number * walk.columns + 1), np.float32)
     pitch = _pitch(padded)
-    g = np.zeros(count * pitch, images.dtype)
+    g = scratch(count * pitch, np.float32)
     whole = outputs % _OUTPUTS == 0 and width == found.shape[2]
-    sums = np.empty(0 if whole else padded * width, images.dtype)
+    sums = scratch(0 if whole else padded * width, np.float32)
     for i in range(first, last):
         _channels_last(images[i], walk.above, walk.left, walk.lines, walk.width, walk.pitch, image)
         if walk.lines_together > 1:

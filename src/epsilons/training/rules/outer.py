@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from epsilons.training.compiled import reordered
+from epsilons.training.compiled import reordered, scratch
 from epsilons.training.rules.tiles import COLUMNS, LANES, ROWS, copy, tile
 from epsilons.training.threads import go_through, share_out
 
@@ -50,9 +50,9 @@ def _some(
 ) -> None:
     places, width, height = a.shape[1], a.shape[2], g.shape[2]
     panels = -(-width // COLUMNS)
-    left = np.zeros(places * _GROUP, a.dtype)
-    right = np.zeros(panels * places * COLUMNS, a.dtype)
-    edge, lanes = np.empty(ROWS * COLUMNS, a.dtype), np.empty(LANES, a.dtype)
+    left = scratch(places * _GROUP, np.float32)
+    right = scratch(panels * places * COLUMNS, np.float32)
+    edge, lanes = scratch(ROWS * COLUMNS, np.float32), scratch(LANES, np.float32)
     flat = formed.reshape(-1)
     for i in range(first, last):
         _add_up(g[i], totals[i])

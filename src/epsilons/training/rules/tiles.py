@@ -22,8 +22,9 @@ from epsilons.training.lanes import spread as spread_over
 WIDE = "avx512f" in FEATURES  # 32 registers of 16 numbers, or 16 of 8
 
 LANES = 16 if WIDE else 8
-ROWS, VECTORS = 6, 4 if WIDE else 2  # of a tile: sums, and registers for what they read
+ROWS, VECTORS = (4, 4) if WIDE else (6, 2)  # of a tile: sums, and registers for what they read
 COLUMNS = VECTORS * LANES
+HIGH = 6  # rows of one whose rows are read where they are
 TALL, BROAD = 11 if WIDE else 6, 2 * LANES  # of a tile of matrices that are in the cache
 PAIRS = 4, LANES // 4  # of a square of products: as many sums as lanes
 SIDE = 8  # of a square that is turned
@@ -75,7 +76,7 @@ def tile(
             pitch = whole(COLUMNS)
             return [load(builder, moved(builder, y, t, pitch, v * LANES)) for v in range(VECTORS)]
 
-        _expect_stores(builder, target, stride)
+        _expect_stores(builder, target, ROWS, stride)
         added = address(context, builder, FLOATS, squares, whole(0))
         chains = [load(builder, added), *[ZERO] * 3]  # several, not to wait for one another
         for r, sums in enumerate(
@@ -165,7 +166,7 @@ def affine(
 ) -> Any:
     """out[to + r·stride + c] = base[column + c] + Σ_t left[at + r·pitch + t] · right_tc.
 
-    For ROWS rows and COLUMNS columns, over `count` places t; right_tc is at begin + t·COLUMNS + c.
+    For HIGH rows and COLUMNS columns, over `count` places t; right_tc is at begin + t·COLUMNS + c.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -174,7 +175,7 @@ def affine(
         y = address(context, builder, FLOATS, right, begin)
         b = address(context, builder, FLOATS, base, column)
         target = address(context, builder, FLOATS, out, to)
-        rows = [moved(builder, x, whole(r), pitch) for r in range(ROWS)]
+        rows = [moved(builder, x, whole(r), pitch) for r in range(HIGH)]
         vectors = range(0, COLUMNS, LANES)
 
         def number(t: Any, r: int) -> Any:
@@ -183,8 +184,8 @@ def affine(
         def seen(t: Any) -> list[Any]:
             return [load(builder, moved(builder, y, t, whole(COLUMNS), v)) for v in vectors]
 
-        _expect_stores(builder, target, stride)
-        start = [[load(builder, builder.gep(b, [whole(v)])) for v in vectors]] * ROWS
+        _expect_stores(builder, target, HIGH, stride)
+        start = [[load(builder, builder.gep(b, [whole(v)])) for v in vectors]] * HIGH
         for r, sums in enumerate(added(builder, count, start, number, seen, _AT_ONCE)):
             for v, value in zip(vectors, sums, strict=True):
                 store(builder, value, moved(builder, target, whole(r), stride, v))
@@ -284,12 +285,40 @@ def added(
     `left` gives a vector (see `spread`), `right` those of a place. `at_once`, a power of two, is
     how many places there are between two looks at whether there are more.
     """
-    first = whole(0)
-    if at_once > 1:
-        beyond = builder.and_(count, whole(-at_once))
-        sums = _gone_through(builder, first, beyond, at_once, sums, left, right)
-        first = beyond
-    return _gone_through(builder, first, count, 1, sums, left, right)
+    if at_once == 1:
+        return _gone_through(builder, whole(0), count, 1, sums, left, right)
+    beyond = builder.and_(count, whole(-at_once))  # of whole stretches
+    sums = _if_any(builder, whole(0), beyond, at_once, sums, left, right)
+    return _if_any(builder, beyond, count, 1, sums, left, right)
+
+
+def _if_any(
+    builder: Any,
+    first: Any,
+    last: Any,
+    step: int,
+    sums: list[list[Any]],
+    left: Callable[[Any, int], Any],
+    right: Callable[[Any], list[Any]],
+) -> list[list[Any]]:
+    """`_gone_through`, where first may be last."""
+    before = builder.block
+    some, after = builder.append_basic_block("some"), builder.append_basic_block("after")
+    builder.cbranch(builder.icmp_signed("<", first, last), some, after)
+
+    builder.position_at_end(some)
+    totals = _gone_through(builder, first, last, step, sums, left, right)
+    through = builder.block
+    builder.branch(after)
+
+    builder.position_at_end(after)
+    found = []
+    for row, total in zip(sums, totals, strict=True):
+        found.append([builder.phi(_VECTOR) for _ in row])
+        for phi, start, value in zip(found[-1], row, total, strict=True):
+            phi.add_incoming(start, before)
+            phi.add_incoming(value, through)
+    return found
 
 
 def _gone_through(
@@ -301,17 +330,14 @@ def _gone_through(
     left: Callable[[Any, int], Any],
     right: Callable[[Any], list[Any]],
 ) -> list[list[Any]]:
-    """The sums with the products of places from `first` up to `last`, `step` in a row."""
+    """The sums with the products of places from `first` up to `last` > first, `step` in a row."""
     before = builder.block
-    check, loop, after = (builder.append_basic_block(n) for n in ("check", "places", "sums"))
-    builder.branch(check)
-
-    builder.position_at_end(check)
-    t = builder.phi(_WHOLE)
-    found = [[builder.phi(_VECTOR) for _ in row] for row in sums]
-    builder.cbranch(builder.icmp_signed("<", t, last), loop, after)
+    loop, after = builder.append_basic_block("places"), builder.append_basic_block("sums")
+    builder.branch(loop)
 
     builder.position_at_end(loop)
+    t = builder.phi(_WHOLE)
+    found = [[builder.phi(_VECTOR) for _ in row] for row in sums]
     totals = list(found)
     for place in range(step):
         here = builder.add(t, whole(place))
@@ -321,16 +347,17 @@ def _gone_through(
             terms = [builder.fmul(factor, vector, flags=_FUSED) for vector in seen]
             pairs = zip(row, terms, strict=True)
             totals[r] = [builder.fadd(s, term, flags=_FUSED) for s, term in pairs]
+    following = builder.add(t, whole(step))
     t.add_incoming(first, before)
-    t.add_incoming(builder.add(t, whole(step)), loop)
+    t.add_incoming(following, loop)
     for places, its, total in zip(found, sums, totals, strict=True):
         for phi, start, value in zip(places, its, total, strict=True):
             phi.add_incoming(start, before)
             phi.add_incoming(value, loop)
-    builder.branch(check)
+    builder.cbranch(builder.icmp_signed("<", following, last), loop, after)
 
     builder.position_at_end(after)
-    return found
+    return totals
 
 
 def whole(value: int) -> Any:
@@ -352,13 +379,13 @@ def store(builder: Any, vector: Any, start: Any) -> None:
     builder.store(vector, builder.bitcast(start, vector.type.as_pointer())).align = 4
 
 
-def _expect_stores(builder: Any, target: Any, stride: Any) -> None:
+def _expect_stores(builder: Any, target: Any, rows: int, stride: Any) -> None:
     """Have the memory of a tile brought near, to be written some time later."""
     byte = ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [byte, _PLACE, _PLACE, _PLACE])
     prefetch = _helpers.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     write, near, data = (ir.Constant(_PLACE, option) for option in (1, 3, 1))
-    for r in range(ROWS):
+    for r in range(rows):
         for c in range(0, COLUMNS, _LINE):
             line = builder.bitcast(moved(builder, target, whole(r), stride, c), byte)
             builder.call(prefetch, [line, write, near, data])
