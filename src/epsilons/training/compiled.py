@@ -46,8 +46,9 @@ def addressable(tensor: Tensor) -> bool:
 
 def together(tensor: Tensor) -> Tensor:
     """The same numbers, one after another in memory of their own."""
-    if type(tensor) is not Tensor or tensor.is_neg() or not tensor.is_contiguous():
-        tensor = tensor.detach().resolve_neg().contiguous()
+    if addressable(tensor) and tensor.is_contiguous():
+        return tensor
+    tensor = tensor.detach().resolve_neg().contiguous()
     if not addressable(tensor):
         raise TypeError(f"{type(tensor).__name__} of {tensor.dtype} on {tensor.device}")
     return tensor
