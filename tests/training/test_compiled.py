@@ -47,9 +47,10 @@ def test_on_one_thread_a_forked_process_finds_the_same():
 LOOPS = """
 import one_word
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention
 from epsilons.training import SeededNoise
 from epsilons.training.keystream import Keystream
+from epsilons.training.rules.affine import linear_map
 from epsilons.training.rules.attention import attention, attention_back
 from epsilons.training.rules.filters import filter_gradients
 from epsilons.training.rules.outer import outer_sums
@@ -68,6 +69,9 @@ for channels, outputs in ((3, 5), (16, 8)):
     source, places = torch.randn(2, channels, 9, 9), torch.randn(2, outputs, 9, 9)
     found = filter_gradients(source, places, SAME)[0]
     assert torch.allclose(found.double(), slowly(source, places, SAME), atol=1e-4)
+x, weight, bias = torch.randn(20, 24), torch.randn(128, 24), torch.randn(128)
+expected = linear(x.double(), weight.double(), bias.double())
+assert torch.allclose(linear_map(x, weight, bias).double(), expected, atol=1e-5)
 q, k, v, g = torch.randn(4, 2, 3, 21, 19)
 out, sums = attention(q, k, v, 0.2, True)
 exact = [t.double().requires_grad_() for t in (q, k, v)]

@@ -9,7 +9,7 @@ from oracle import assert_agrees
 from torch import nn
 
 from epsilons.training.rules import affine
-from epsilons.training.rules.affine import fits, linear_map
+from epsilons.training.rules.affine import MOST, fits, linear_map
 from epsilons.training.rules.tiles import COLUMNS, HIGH, SIDE, WIDE
 
 needs_wide_registers = pytest.mark.skipif(not WIDE, reason="the library is used on this processor")
@@ -26,6 +26,21 @@ def test_any_whole_sizes_agree_with_float64(rows, sides, panels, seed):
     bias = torch.randn(panels * COLUMNS, generator=draws)
     exact = F.linear(x.double(), weight.double(), bias.double())
     assert (linear_map(x, weight, bias) - exact).norm() <= 1e-6 * exact.norm()
+
+
+@pytest.mark.parametrize("size", [1.0, 100.0, 1e4])
+def test_products_that_are_small_against_the_bias_are_not_lost(size):
+    torch.manual_seed(0)
+    x, weight = 0.1 * torch.randn(3 * HIGH, MOST), 0.1 * torch.randn(COLUMNS, MOST)
+    bias = size * torch.randn(COLUMNS)
+    exact = F.linear(x.double(), weight.double(), bias.double())
+    assert ((linear_map(x, weight, bias) - exact).abs() <= 1e-7 * exact.abs() + 1e-6).all()
+
+
+def test_the_longest_chain_of_equal_products_errs_by_less_than_a_norm_may():
+    x, weight = torch.full((HIGH, MOST), 0.7), torch.full((COLUMNS, MOST), 0.3)
+    exact = F.linear(x.double(), weight.double())
+    assert ((linear_map(x, weight, torch.zeros(COLUMNS)) / exact - 1).abs() <= 1e-5).all()
 
 
 def test_any_shape_and_order_in_memory():

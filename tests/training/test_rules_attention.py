@@ -157,9 +157,9 @@ def test_within_a_checkpoint_it_says_the_same():
 def test_what_comes_back_in_another_type_is_refused():
     q = torch.randn(1, 1, 4, 4)
     _, sums = attention(q, q, q, 1.0, False)
-    with pytest.raises(TypeError, match="another type"):
+    with pytest.raises(TypeError, match="another kind"):
         attention_back(q, q.double(), q, q, sums, 1.0, False)
-    with pytest.raises(TypeError, match="another type"):
+    with pytest.raises(TypeError, match="another kind"):
         attention_back(q, q, q, q, sums.double(), 1.0, False)
 
 
@@ -221,20 +221,3 @@ def test_what_comes_out_may_be_modified_in_place(change, trained):
     model(x).sum().backward()
     for name, p in model.named_parameters():
         assert p.grad is None or torch.allclose(sums[name], p.grad, rtol=1e-4, atol=1e-5)
-
-
-def test_hooks_may_give_tensors_back_in_another_order_in_memory():
-    torch.manual_seed(0)
-    model, x = Attending(), torch.randn(5, 6, 12)
-
-    def loss_fn(model, x):
-        turned = torch.autograd.graph.saved_tensors_hooks(
-            lambda t: t, lambda t: t.mT.contiguous().mT if t.dim() > 2 else t
-        )
-        with turned:
-            return model(x)
-
-    found, _ = clipped_gradients(model, loss_fn, x, 1.0)
-    expected, _ = clipped_gradients(model, lambda model, x: model(x), x, 1.0)
-    for name, total in expected.items():
-        assert torch.allclose(found[name], total, atol=1e-6)

@@ -1,7 +1,10 @@
 """Precisions, layouts, checkpoints, compiled models, and what can't be overheard."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
+import torch.nn.functional as F
 from hazards import HAZARDS
 from hazards.kit import D, Net, parameter, squared
 from oracle import DEVICES, assert_agrees, clipped, distance, looped, norms_of, to_device
@@ -98,6 +101,78 @@ def weight_normed():
 def test_derived_weights_within_a_checkpoint_too(derived):
     body = nn.Sequential(derived(), nn.Tanh(), nn.Conv2d(4, 4, 1))
     assert_agrees(Checkpointed(reentrant=False, body=body), cross_entropy, pictures())
+
+
+PARTS = {
+    "gelu": lambda: nn.GELU(),
+    "linear": lambda: nn.Linear(2048, 2048),
+    "layer norm": lambda: nn.LayerNorm(2048),
+    "group norm": lambda: nn.Sequential(nn.Unflatten(1, (32, 8, 8)), nn.GroupNorm(4, 32)),
+    "convolution": lambda: nn.Sequential(nn.Unflatten(1, (8, 16, 16)), nn.Conv2d(8, 8, 3, 1, 1)),
+    "max pooling": lambda: nn.Sequential(nn.Unflatten(1, (32, 8, 8)), nn.MaxPool2d(2)),
+    "attention": lambda: Mixed(),
+}
+
+
+class Mixed(nn.Module):
+    def forward(self, x):
+        heads = x.view(-1, 2, 16, 64)
+        return F.scaled_dot_product_attention(heads, heads, heads)
+
+
+class TwiceRecomputed(nn.Module):
+    """A checkpoint within another, whose input is computed anew as well."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.first, self.part, self.last = nn.Linear(8, 2048), part, nn.LazyLinear(3)
+
+    def forward(self, x):
+        def inner(hidden):
+            return checkpoint(self.part, hidden.sin(), use_reentrant=False)
+
+        hidden = checkpoint(inner, self.first(x), use_reentrant=False)
+        return self.last(hidden.flatten(1)).square().sum(1)
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+def test_checkpoints_within_checkpoints_give_the_same_gradients(part):
+    torch.manual_seed(0)
+    model, x = TwiceRecomputed(part()), torch.randn(17, 8)
+    model(x)
+    assert_agrees(model, lambda model, x: model(x), x)
+
+
+@pytest.mark.parametrize("hooks", ["none", "identity", "save_on_cpu"])
+def test_a_part_may_be_gone_back_through_twice(hooks):
+    """By a hook of the model's own: what was saved must still be there."""
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 2048), nn.Linear(2048, 3)
+
+        def forward(self, x):
+            hidden = self.first(x)
+            with surrounding():
+                active = F.gelu(hidden)
+            after = active * 1
+
+            def again(g):
+                torch.autograd.grad(active, hidden, 3 * g, retain_graph=True)
+
+            after.register_hook(again) if after.requires_grad else None
+            return self.last(after).square().sum(1)
+
+    def surrounding():
+        if hooks == "none":
+            return nullcontext()
+        if hooks == "identity":
+            return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+        return torch.autograd.graph.save_on_cpu()
+
+    torch.manual_seed(0)
+    assert_agrees(Twice(), lambda model, x: model(x), torch.randn(17, 8))
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")

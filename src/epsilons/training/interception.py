@@ -393,7 +393,10 @@ class Interception(TorchFunctionMode):
         apply, rule = FUSED[func]
         if RULES.get(func, _NO_RULE)[0] is not rule or not torch.is_grad_enabled():
             return NotImplemented
-        self._notice_checkpoint()
+        if packs_tensors():
+            # Checkpoints go through a part of the model again, where less is known about its data:
+            # what another node had saved could pass for what this one needs.
+            return NotImplemented
         return apply(self, *args, **kwargs)
 
     def _on_rows_alone(self, args: Any, kwargs: Any) -> bool:

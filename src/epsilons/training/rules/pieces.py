@@ -50,10 +50,17 @@ PIECEWISE = frozenset(_DIM_AT)
 
 def pieces_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The same as `func(*args, **kwargs)`, for one that is PIECEWISE."""
-    gradients = bool(args) and torch.is_grad_enabled() and needs_gradients(args[0])
-    if not gradients or args[0].numel() == 0:
+    if not args or not _has_pieces(args[0]):
         return func(*args, **kwargs)
     return _Pieces.applied(args[0], func, args[1:], kwargs)
+
+
+def _has_pieces(whole: Any) -> bool:
+    """Whether there is something to take apart, and a way back that torch's nodes alone go."""
+    known = isinstance(whole, Tensor) and addressable(whole) and not whole.is_nested
+    if not known or not whole.numel() or torch._C._are_functorch_transforms_active():
+        return False
+    return torch.is_grad_enabled() and needs_gradients(whole)
 
 
 def side_by_side(tensors: Sequence[Tensor], dim: int) -> Tensor | None:
@@ -68,8 +75,8 @@ def side_by_side(tensors: Sequence[Tensor], dim: int) -> Tensor | None:
             return None
     starts = [t.storage_offset() for t in tensors]
     steps = {int(there - here) for here, there in pairwise(starts)}
-    step = min(steps, default=-1)
-    if len(steps) != 1 or step < 0:
+    step = min(steps, default=0)
+    if len(steps) != 1 or step <= 0:
         return None
     sizes, strides = list(first.shape), list(first.stride())
     sizes.insert(dim, len(tensors))

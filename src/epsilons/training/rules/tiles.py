@@ -166,7 +166,8 @@ def affine(
 ) -> Any:
     """out[to + r·stride + c] = base[column + c] + Σ_t left[at + r·pitch + t] · right_tc.
 
-    For HIGH rows and COLUMNS columns, over `count` places t; right_tc is at begin + t·COLUMNS + c.
+    For HIGH rows and COLUMNS columns, over `count` ≥ 1 places t. The base is added last: products
+    that are small against it would be lost one by one. right_tc is at begin + t·COLUMNS + c.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -185,10 +186,12 @@ def affine(
             return [load(builder, moved(builder, y, t, whole(COLUMNS), v)) for v in vectors]
 
         _expect_stores(builder, target, HIGH, stride)
-        start = [[load(builder, builder.gep(b, [whole(v)])) for v in vectors]] * HIGH
-        for r, sums in enumerate(added(builder, count, start, number, seen, _AT_ONCE)):
-            for v, value in zip(vectors, sums, strict=True):
-                store(builder, value, moved(builder, target, whole(r), stride, v))
+        found = accumulated(builder, count, HIGH, VECTORS, number, seen, _AT_ONCE)
+        offsets = [load(builder, builder.gep(b, [whole(v)])) for v in vectors]
+        for r, sums in enumerate(found):
+            for v, value, offset in zip(vectors, sums, offsets, strict=True):
+                place = moved(builder, target, whole(r), stride, v)
+                store(builder, builder.fadd(value, offset), place)
         return context.get_dummy_value()
 
     n = _number
@@ -267,24 +270,12 @@ def accumulated(
     right: Callable[[Any], list[Any]],
     at_once: int = 1,
 ) -> list[list[Any]]:
-    """Σ_t left(t, r)·right(t)[v] over `count` places t: vectors of sums by r and v."""
-    nothing = [[ZERO] * vectors for _ in range(rows)]
-    return added(builder, count, nothing, left, right, at_once)
-
-
-def added(
-    builder: Any,
-    count: Any,
-    sums: list[list[Any]],
-    left: Callable[[Any, int], Any],
-    right: Callable[[Any], list[Any]],
-    at_once: int,
-) -> list[list[Any]]:
-    """The same, added to sums.
+    """Σ_t left(t, r)·right(t)[v] over `count` ≥ 1 places t: vectors of sums by r and v.
 
     `left` gives a vector (see `spread`), `right` those of a place. `at_once`, a power of two, is
     how many places there are between two looks at whether there are more.
     """
+    sums = [[ZERO] * vectors for _ in range(rows)]
     if at_once == 1:
         return _gone_through(builder, whole(0), count, 1, sums, left, right)
     beyond = builder.and_(count, whole(-at_once))  # of whole stretches
