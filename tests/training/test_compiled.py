@@ -140,11 +140,12 @@ def test_noise_is_the_same_for_any_processor(settings, tmp_path):
     assert done.stdout == f"{expected}\n", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("vectors", "avx"),
     [
         pytest.param(NARROW, "0", marks=pytest.mark.skipif(LANES == 8, reason="so they are here")),
-        pytest.param(WIDE, "", marks=pytest.mark.slow),
+        (WIDE, ""),
     ],
     ids=["short", "long"],
 )
