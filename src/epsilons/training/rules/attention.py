@@ -22,16 +22,7 @@ from epsilons.training.compiled import addressable, reordered, scratch, singles_
 from epsilons.training.lanes import SINGLES, Lanes, address, folded, loaded, spread
 from epsilons.training.rules.exponential import exponentials, largest
 from epsilons.training.rules.pieces import room_like
-from epsilons.training.rules.tiles import (
-    BROAD,
-    LANES,
-    SIDE,
-    TALL,
-    copy,
-    matrix,
-    turn,
-    turned_matrix,
-)
+from epsilons.training.rules.tiles import BROAD, LANES, SIDE, TALL, copy, matrix, turn
 from epsilons.training.threads import go_through, share_out
 
 MOST = 128  # places and numbers: one chain of sums in single precision errs by less than 1e-5
@@ -129,13 +120,13 @@ def _some(
     for i in range(first, last):
         _take(table[0], i, heads, places, width, np.float32(scale), rows)
         _turn(table[1], i, heads, others, width, right)
-        _multiply(rows, _whole(width), False, places, right, width, others, weights, across)
+        _multiply(rows, 1, _whole(width), places, right, width, others, weights, across)
         _hide(seen, others, causal)
         for t in range(places):
             logs[i, t] = largest(weights, t * across, shown)
             shares[t] = exponentials(weights, t * across, shown, logs[i, t])
         _pack(table[2], i, heads, others, depth, right)
-        _multiply(weights, across, False, places, right, others, depth, result, _whole(depth))
+        _multiply(weights, 1, across, places, right, others, depth, result, _whole(depth))
         for t in range(places):
             logs[i, t] += math.log(shares[t])
             shares[t] = 1 / shares[t]
@@ -167,21 +158,21 @@ def _some_back(
         _take(table[0], i, heads, places, depth, one, given)
         _take(table[1], i, heads, places, width, factor, rows)
         _turn(table[2], i, heads, others, width, right)
-        _multiply(rows, wide, False, places, right, width, others, weights, across)
+        _multiply(rows, 1, wide, places, right, width, others, weights, across)
         _hide(seen, others, causal)
         _turn(table[3], i, heads, others, depth, right)
-        _multiply(given, deep, False, places, right, depth, others, slopes, across)
+        _multiply(given, 1, deep, places, right, depth, others, slopes, across)
         for t in range(places):
             exponentials(weights, t * across, shown, logs[i, t])
             _slopes(weights, slopes, t * across, shown, factor)
         _pack(table[2], i, heads, others, width, right)
-        _multiply(slopes, across, False, places, right, others, width, result, wide)
+        _multiply(slopes, 1, across, places, right, others, width, result, wide)
         _give(table[4], i, heads, places, width, result, ones)
         _pack(table[1], i, heads, places, width, right)
-        _multiply(slopes, across, True, others, right, places, width, result, wide)
+        _multiply(slopes, across, 1, others, right, places, width, result, wide)
         _give(table[5], i, heads, others, width, result, ones)
         _pack(table[0], i, heads, places, depth, right)
-        _multiply(weights, across, True, others, right, places, depth, result, deep)
+        _multiply(weights, across, 1, others, right, places, depth, result, deep)
         _give(table[6], i, heads, others, depth, result, ones)
 
 
@@ -278,8 +269,8 @@ def _turn(place: _Whole, i: int, heads: int, rows: int, width: int, panels: _Flo
 @reordered()
 def _multiply(
     left: _Floats,
+    step: int,
     pitch: int,
-    turned: bool,
     rows: int,
     panels: _Floats,
     count: int,
@@ -287,17 +278,13 @@ def _multiply(
     out: _Floats,
     stride: int,
 ) -> None:
-    """out[r·stride + c] = Σ_s left_rs · right_sc, with right_sc in panels.
-
-    left_rs is left[r·pitch + s]; if it is turned, left[s·pitch + r].
-    """
+    """out[r·stride + c] = Σ_s left[s·step + r·pitch] · right_sc, with right_sc in panels."""
     for first in range(0, columns, BROAD):
         for r in range(0, rows, TALL):
-            begin, to = first * count, r * stride + first
-            if turned:
-                turned_matrix(left, r, pitch, panels, begin, count, out, to, stride)
-            else:
-                matrix(left, r * pitch, pitch, panels, begin, count, out, to, stride)
+            matrix(
+                left, r * pitch, step, pitch, panels, first * count, count,
+                out, r * stride + first, stride,
+            )  # fmt: skip
 
 
 @reordered()

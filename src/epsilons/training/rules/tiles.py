@@ -28,7 +28,6 @@ HIGH = 6  # rows of one whose rows are read where they are
 TALL, BROAD = 11 if WIDE else 6, 2 * LANES  # of a tile of matrices that are in the cache
 PAIRS = 4, LANES // 4  # of a square of products: as many sums as lanes
 SIDE = 8  # of a square that is turned
-_AT_ONCE = 4 if WIDE else 1  # places that a tile's loop takes in a row
 _LINE = 16  # numbers that memory brings at once
 FLOATS = SINGLES
 WHOLES = types.Array(types.int64, 1, "C")
@@ -79,9 +78,7 @@ def tile(
         _expect_stores(builder, target, ROWS, stride)
         added = address(context, builder, FLOATS, squares, whole(0))
         chains = [load(builder, added), *[ZERO] * 3]  # several, not to wait for one another
-        for r, sums in enumerate(
-            accumulated(builder, count, ROWS, VECTORS, number, seen, _AT_ONCE)
-        ):
+        for r, sums in enumerate(accumulated(builder, count, ROWS, VECTORS, number, seen)):
             for v, value in enumerate(sums):
                 store(builder, value, moved(builder, target, whole(r), stride, v * LANES))
                 square = builder.fmul(value, value, flags=_FUSED)
@@ -97,56 +94,48 @@ def tile(
     return signature, generate
 
 
-def _matrix(turned: bool) -> Any:
-    """A tile of a product of matrices, as a function for compiled loops."""
+@_intrinsic
+def matrix(
+    typing: Any,
+    left: Any,
+    at: Any,
+    step: Any,
+    pitch: Any,
+    right: Any,
+    begin: Any,
+    count: Any,
+    out: Any,
+    to: Any,
+    stride: Any,
+) -> Any:
+    """out[to + r·stride + c] = Σ_t left[at + t·step + r·pitch] · right[begin + t·BROAD + c].
 
-    @_intrinsic
-    def matrix(
-        typing: Any,
-        left: Any,
-        at: Any,
-        pitch: Any,
-        right: Any,
-        begin: Any,
-        count: Any,
-        out: Any,
-        to: Any,
-        stride: Any,
-    ) -> Any:
-        """out[to + r·stride + c] = Σ_t left[at + r·pitch + t] · right[begin + t·BROAD + c].
+    For TALL rows and BROAD columns, over `count` ≥ 1 places t.
+    """
 
-        For TALL rows and BROAD columns, over `count` ≥ 1 places t; where `left` is turned, its
-        entries are those at + t·pitch + r.
-        """
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        left, at, step, pitch, right, begin, count, out, to, stride = args
+        x = address(context, builder, FLOATS, left, at)
+        y = address(context, builder, FLOATS, right, begin)
+        target = address(context, builder, FLOATS, out, to)
+        rows = [moved(builder, x, whole(r), pitch) for r in range(TALL)]
 
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            left, at, pitch, right, begin, count, out, to, stride = args
-            x = address(context, builder, FLOATS, left, at)
-            y = address(context, builder, FLOATS, right, begin)
-            target = address(context, builder, FLOATS, out, to)
-            rows = [moved(builder, x, whole(r), pitch) for r in range(TALL)]
+        def number(t: Any, r: int) -> Any:
+            return spread(builder, builder.load(moved(builder, rows[r], t, step)))
 
-            def number(t: Any, r: int) -> Any:
-                place = moved(builder, x, t, pitch, r) if turned else builder.gep(rows[r], [t])
-                return spread(builder, builder.load(place))
+        def seen(t: Any) -> list[Any]:
+            pitch = whole(BROAD)
+            return [load(builder, moved(builder, y, t, pitch, v)) for v in range(0, BROAD, LANES)]
 
-            def seen(t: Any) -> list[Any]:
-                vectors = range(0, BROAD, LANES)
-                return [load(builder, moved(builder, y, t, whole(BROAD), v)) for v in vectors]
+        for r, sums in enumerate(accumulated(builder, count, TALL, BROAD // LANES, number, seen)):
+            for v, value in enumerate(sums):
+                store(builder, value, moved(builder, target, whole(r), stride, v * LANES))
+        return context.get_dummy_value()
 
-            found = accumulated(builder, count, TALL, BROAD // LANES, number, seen, _AT_ONCE)
-            for r, sums in enumerate(found):
-                for v, value in enumerate(sums):
-                    store(builder, value, moved(builder, target, whole(r), stride, v * LANES))
-            return context.get_dummy_value()
-
-        n = _number
-        return types.void(FLOATS, n, n, FLOATS, n, n, FLOATS, n, n), generate
-
-    return matrix
-
-
-matrix, turned_matrix = _matrix(turned=False), _matrix(turned=True)
+    signature = types.void(
+        FLOATS, _number, _number, _number, FLOATS, _number, _number, FLOATS, _number, _number
+    )
+    return signature, generate
 
 
 @_intrinsic
@@ -166,8 +155,9 @@ def affine(
 ) -> Any:
     """out[to + r·stride + c] = base[column + c] + Σ_t left[at + r·pitch + t] · right_tc.
 
-    For HIGH rows and COLUMNS columns, over `count` ≥ 1 places t. The base is added last: products
-    that are small against it would be lost one by one. right_tc is at begin + t·COLUMNS + c.
+    For HIGH rows and COLUMNS columns, over `count` ≥ 1 places t, a multiple of four; right_tc is at
+    begin + t·COLUMNS + c. The base is added last: products that are small against it would be lost
+    one by one.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -186,7 +176,7 @@ def affine(
             return [load(builder, moved(builder, y, t, whole(COLUMNS), v)) for v in vectors]
 
         _expect_stores(builder, target, HIGH, stride)
-        found = accumulated(builder, count, HIGH, VECTORS, number, seen, _AT_ONCE)
+        found = accumulated(builder, count, HIGH, VECTORS, number, seen, at_once=4)
         offsets = [load(builder, builder.gep(b, [whole(v)])) for v in vectors]
         for r, sums in enumerate(found):
             for v, value, offset in zip(vectors, sums, offsets, strict=True):
@@ -272,65 +262,18 @@ def accumulated(
 ) -> list[list[Any]]:
     """Σ_t left(t, r)·right(t)[v] over `count` ≥ 1 places t: vectors of sums by r and v.
 
-    `left` gives a vector (see `spread`), `right` those of a place. `at_once`, a power of two, is
-    how many places there are between two looks at whether there are more.
+    `left` gives a vector (see `spread`), `right` those of a place. The loop takes `at_once` places
+    in a row, of which `count` is a multiple.
     """
-    sums = [[ZERO] * vectors for _ in range(rows)]
-    if at_once == 1:
-        return _gone_through(builder, whole(0), count, 1, sums, left, right)
-    beyond = builder.and_(count, whole(-at_once))  # of whole stretches
-    sums = _if_any(builder, whole(0), beyond, at_once, sums, left, right)
-    return _if_any(builder, beyond, count, 1, sums, left, right)
-
-
-def _if_any(
-    builder: Any,
-    first: Any,
-    last: Any,
-    step: int,
-    sums: list[list[Any]],
-    left: Callable[[Any, int], Any],
-    right: Callable[[Any], list[Any]],
-) -> list[list[Any]]:
-    """`_gone_through`, where first may be last."""
-    before = builder.block
-    some, after = builder.append_basic_block("some"), builder.append_basic_block("after")
-    builder.cbranch(builder.icmp_signed("<", first, last), some, after)
-
-    builder.position_at_end(some)
-    totals = _gone_through(builder, first, last, step, sums, left, right)
-    through = builder.block
-    builder.branch(after)
-
-    builder.position_at_end(after)
-    found = []
-    for row, total in zip(sums, totals, strict=True):
-        found.append([builder.phi(_VECTOR) for _ in row])
-        for phi, start, value in zip(found[-1], row, total, strict=True):
-            phi.add_incoming(start, before)
-            phi.add_incoming(value, through)
-    return found
-
-
-def _gone_through(
-    builder: Any,
-    first: Any,
-    last: Any,
-    step: int,
-    sums: list[list[Any]],
-    left: Callable[[Any, int], Any],
-    right: Callable[[Any], list[Any]],
-) -> list[list[Any]]:
-    """The sums with the products of places from `first` up to `last` > first, `step` in a row."""
-    before = builder.block
-    loop, after = builder.append_basic_block("places"), builder.append_basic_block("sums")
+    before, loop = builder.block, builder.append_basic_block("places")
+    after = builder.append_basic_block("sums")
     builder.branch(loop)
 
     builder.position_at_end(loop)
     t = builder.phi(_WHOLE)
-    found = [[builder.phi(_VECTOR) for _ in row] for row in sums]
-    totals = list(found)
-    for place in range(step):
+    sums = [[builder.phi(_VECTOR) for _ in range(vectors)] for _ in range(rows)]
+    totals = list(sums)
+    for place in range(at_once):
         here = builder.add(t, whole(place))
         seen = right(here)
         for r, row in enumerate(totals):
@@ -338,14 +281,14 @@ def _gone_through(
             terms = [builder.fmul(factor, vector, flags=_FUSED) for vector in seen]
             pairs = zip(row, terms, strict=True)
             totals[r] = [builder.fadd(s, term, flags=_FUSED) for s, term in pairs]
-    following = builder.add(t, whole(step))
-    t.add_incoming(first, before)
+    for row, total in zip(sums, totals, strict=True):
+        for s, value in zip(row, total, strict=True):
+            s.add_incoming(ZERO, before)
+            s.add_incoming(value, loop)
+    following = builder.add(t, whole(at_once))
+    t.add_incoming(whole(0), before)
     t.add_incoming(following, loop)
-    for places, its, total in zip(found, sums, totals, strict=True):
-        for phi, start, value in zip(places, its, total, strict=True):
-            phi.add_incoming(start, before)
-            phi.add_incoming(value, loop)
-    builder.cbranch(builder.icmp_signed("<", following, last), loop, after)
+    builder.cbranch(builder.icmp_signed("<", following, count), loop, after)
 
     builder.position_at_end(after)
     return totals
