@@ -7,6 +7,7 @@ READY := .venv/.ready
 
 DATA ?= .data
 PRESET ?= smoke
+WORKERS ?= 2
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -33,7 +34,7 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadscope
 
 browser: setup  ## the report in a real Chromium alone
 	$(BIN)/pytest -m browser
