@@ -53,8 +53,7 @@ def per_coordinate(count: int, rounds: int, *, tensors: int = 1, threads: int = 
     print(
         f"{tensors:>2} × {count:>10,} coordinates, threads {threads}: secure "
         f"{each['secure']:5.1f} ns each, torch.randn {each['randn']:5.1f} ns, ratio "
-        f"{each['secure'] / each['randn']:.2f}, peak {scratch:.1f} MiB with the result's "
-        f"{4 * tensors * count / 2**20:.1f}"
+        f"{each['secure'] / each['randn']:.2f}, scratch {scratch:.1f} MiB"
     )
 
 

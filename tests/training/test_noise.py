@@ -46,6 +46,10 @@ def released(total, seed):
     return SeededNoise(seed).added_to(sums, STD)["w"].numpy()
 
 
+def copied(sums):
+    return {name: total.clone() for name, total in sums.items()}
+
+
 def words_for(units, scale):
     """Random words whose first Gaussian falls into the middle of each given cell of the grid."""
     x = units / scale
@@ -243,7 +247,7 @@ def test_the_bits_are_those_of_integers_on_any_number_of_threads(threads, dtype)
         for i, size in enumerate(sizes)
     }
     noise, stream = SeededNoise(3), Keystream.seeded(3, b"noise")
-    noisy, plain = noise.added_to(sums, STD), added_as_integers(sums, STD, stream)
+    plain, noisy = added_as_integers(sums, STD, stream), noise.added_to(sums, STD)
     assert noise.keystream.position == stream.position
     for name in sums:
         assert noisy[name].numpy().tobytes() == plain[name].numpy().tobytes()
@@ -252,7 +256,7 @@ def test_the_bits_are_those_of_integers_on_any_number_of_threads(threads, dtype)
 def test_where_loops_have_no_cipher_the_librarys_words_give_the_same_bits(monkeypatch):
     sums = {"a": torch.randn(7), "b": torch.randn(600_001), "c": torch.randn(3, 5)}
     noise, other = SeededNoise(3), SeededNoise(3)
-    made = noise.added_to(sums, STD)
+    made = noise.added_to(copied(sums), STD)
     monkeypatch.setattr("epsilons.training.keystream.HAS_AES", False)
     drawn = other.added_to(sums, STD)
     assert noise.keystream.position == other.keystream.position
@@ -283,10 +287,12 @@ def test_destroying_the_stream_overwrites_the_keys_that_loops_were_given():
 def test_the_divisor_divides_what_was_released():
     sums = {"w": torch.randn(1000), "x": torch.randn(7, dtype=torch.float64)}
     for std in (STD, 0.0):
-        whole, part = SeededNoise(2).added_to(sums, std), SeededNoise(2).added_to(sums, std, 24)
+        whole, part, eighth = (
+            SeededNoise(2).added_to(copied(sums), std, divisor) for divisor in (1, 24, 8)
+        )
         for name in sums:
             assert torch.allclose(part[name], whole[name] / 24, rtol=2e-7, atol=0)
-        assert (SeededNoise(2).added_to(sums, std, 8)["w"] == whole["w"] / 8).all()
+        assert (eighth["w"] == whole["w"] / 8).all()
     with pytest.raises(ValueError, match="divisor"):
         SeededNoise(2).added_to(sums, STD, 0)
 
@@ -308,14 +314,14 @@ def test_seeded_noise_differs_from_secure_noise_in_the_key_alone():
     seeded = SeededNoise(4)
     key = bytes(seeded.keystream.state()["key"].tolist())
     sums = {"a": torch.ones(5), "b": torch.ones(3, 4)}
-    one = seeded.added_to(sums, STD)
+    one = seeded.added_to(copied(sums), STD)
     two = SecureNoise(Keystream(key, b"noise")).added_to(sums, STD)
     assert all((one[name] == two[name]).all() for name in sums)
 
 
 def test_secure_noise_is_new_every_time():
-    sums = {"w": torch.zeros(4)}
-    assert (SecureNoise().added_to(sums, STD)["w"] != SecureNoise().added_to(sums, STD)["w"]).all()
+    one, two = (SecureNoise().added_to({"w": torch.zeros(4)}, STD)["w"] for _ in range(2))
+    assert (one != two).all()
 
 
 def test_secure_noise_refuses_a_key_that_a_seed_gives():
@@ -327,13 +333,13 @@ def test_noise_resumed_from_a_state_continues():
     noise, sums = SeededNoise(2), {"a": torch.zeros(5), "b": torch.zeros(20_001)}
     noise.added_to(sums, STD)
     resumed = GridNoise(Keystream.from_state(noise.keystream.state()))
-    one, two = noise.added_to(sums, STD), resumed.added_to(sums, STD)
+    one, two = noise.added_to(copied(sums), STD), resumed.added_to(sums, STD)
     assert all((one[name] == two[name]).all() for name in sums)
 
 
 def test_tensors_and_calls_get_noise_of_their_own():
     noise, sums = SeededNoise(2), {"a": torch.zeros(8), "b": torch.zeros(8)}
-    drawn = [t for _ in range(2) for t in noise.added_to(sums, STD).values()]
+    drawn = [t for _ in range(2) for t in noise.added_to(copied(sums), STD).values()]
     assert len(torch.cat(drawn).unique()) == 32
 
 
@@ -361,7 +367,7 @@ DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 )
 def test_results_keep_shape_device_and_at_least_single_precision(device, dtype, returned):
     sums = {"w": torch.ones(3, 2, dtype=dtype, device=device), "s": torch.ones((), dtype=dtype)}
-    noisy = SeededNoise(2).added_to(sums, STD)
+    noisy = SeededNoise(2).added_to(copied(sums), STD)
     assert list(noisy) == ["w", "s"]
     assert (noisy["w"].dtype, noisy["w"].device.type) == (returned, device)
     assert (noisy["w"].shape, noisy["s"].shape) == ((3, 2), ())
@@ -369,11 +375,26 @@ def test_results_keep_shape_device_and_at_least_single_precision(device, dtype, 
     assert (noisy["w"] == wide["w"].to(returned)).all()
 
 
-def test_sums_are_left_as_they_were():
-    total = torch.ones(4, requires_grad=True)
-    noisy = SeededNoise(2).added_to({"w": total}, STD)["w"]
-    assert (total == 1).all()
-    assert not noisy.requires_grad
+def test_the_result_takes_the_place_of_sums_that_are_nobody_elses():
+    sums = {"w": torch.ones(4, 3), "x": torch.ones(5, dtype=torch.float64)}
+    noisy = SeededNoise(2).added_to(sums, STD)
+    assert all(noisy[name] is total for name, total in sums.items())
+    assert (sums["w"] != 1).all()
+
+
+def test_sums_whose_memory_others_see_are_left_as_they_were():
+    both = torch.ones(6)
+    first, second = both.split(3)
+    leaf = torch.ones(4, requires_grad=True)
+    tied = torch.ones(2)
+    sums = {"a": first, "b": second, "leaf": leaf, "tied": tied, "again": tied}
+    alone = SeededNoise(2).added_to({name: t.detach().clone() for name, t in sums.items()}, STD)
+    noisy = SeededNoise(2).added_to(sums, STD)
+    assert all(torch.equal(noisy[name], alone[name]) for name in sums)
+    assert (both == 1).all()
+    assert (leaf == 1).all()
+    assert not noisy["leaf"].requires_grad
+    assert len({t.data_ptr() for t in noisy.values()}) == len(sums)
 
 
 def test_results_lie_on_the_grid():
@@ -442,7 +463,7 @@ def test_sums_that_do_not_fit_are_refused_before_any_noise_is_drawn(bad):
 def test_the_largest_sums_that_fit_are_added_without_overflow():
     largest = 2.0**62 - 2**10
     total = torch.tensor([largest, -largest], dtype=torch.float64)
-    noisy = SeededNoise(2).added_to({"w": total}, 2.0**32)["w"]
+    noisy = SeededNoise(2).added_to({"w": total.clone()}, 2.0**32)["w"]
     assert ((noisy - total).abs() < 2.0**37).all()
 
 

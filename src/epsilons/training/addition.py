@@ -29,23 +29,15 @@ _Counts = NDArray[np.int64]
 
 
 def add_noise(
-    keystream: Keystream,
-    std: float,
-    g: float,
-    unit: float,
-    exact: Sequence[Tensor],
-    noisy: Sequence[Tensor],
+    keystream: Keystream, std: float, g: float, unit: float, sums: Sequence[Tensor]
 ) -> int | None:
-    """noisy = unit·(round(exact/g) + round(noise/g)), the same on any number of threads.
+    """sums ← unit·(round(sums/g) + round(noise/g)), the same on any number of threads.
 
     Contiguous tensors in host memory, of single or double precision. The place of a tensor with a
-    sum that doesn't fit the grid comes back: then `noisy` means nothing.
+    sum that doesn't fit the grid comes back: then none of them means anything.
     """
-    tensors = np.array(
-        [(e.data_ptr(), n.data_ptr(), e.element_size()) for e, n in zip(exact, noisy, strict=True)],
-        np.int64,
-    )
-    sizes = tuple(e.numel() for e in exact)
+    tensors = np.array([(s.data_ptr(), s.element_size()) for s in sums], np.int64)
+    sizes = tuple(s.numel() for s in sums)
     given = keystream.hand_over(sum(map(_words_for, sizes)))
     keys, nonce, first = _NOTHING if given is None else given
     blocks = _blocks(sizes, _BLOCK if given is None else sys.maxsize)
@@ -130,27 +122,25 @@ def _some(
             cipher_words(keys, nonce, block + np.uint64(at // 2), its)
         gaussian_units(its, scale)
         units = its.view(np.float64)
-        exact, noisy, width = sources[chunk]
-        from_, to = exact + start * width, noisy + start * width
+        begin, width = sources[chunk]
+        place = begin + start * width
         if width == 4:
-            sums, results = singles_at(from_, size), singles_at(to, size)
-            outside[chunk] = _add_units(sums, units, g, unit, results)
+            outside[chunk] = _add_units(singles_at(place, size), units, g, unit)
         else:
-            long_sums, long_results = doubles_at(from_, size), doubles_at(to, size)
-            outside[chunk] = _add_units(long_sums, units, g, unit, long_results)
+            outside[chunk] = _add_units(doubles_at(place, size), units, g, unit)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _add_units(exact: _Floats, units: _Floats, g: float, unit: float, noisy: _Floats) -> int:
-    """unit·(round(sum/g) + units), the integers added exactly and then rounded once to float64.
+def _add_units(sums: _Floats, units: _Floats, g: float, unit: float) -> int:
+    """sums ← unit·(round(sums/g) + units), integers added exactly and then rounded once to float64.
 
     Both integers are float64 without error, and IEEE 754 rounds their exact total. Returns how
     many sums are not below the limit, in size; NaN never is.
     """
     per_unit = 1.0 / g
     outside = 0
-    for i in range(exact.size):
-        whole = np.rint(exact[i] * per_unit)
-        noisy[i] = (whole + units[i]) * unit
+    for i in range(sums.size):
+        whole = np.rint(sums[i] * per_unit)
+        sums[i] = (whole + units[i]) * unit
         outside += 0 if abs(whole) < UNITS_LIMIT else 1
     return outside

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -82,6 +83,8 @@ class GridNoise:
         of (rounded sum) + N(0, std²), hence as private as the Gaussian mechanism whose sensitivity
         is `rounding_charge` above the unrounded one.
 
+        The sums are used up: where it can be, the result takes their place in memory.
+
         Noise is drawn in the order of `sums` and of each tensor's logical layout. Results have the
         dtype and device of their sums, half precision becoming float32. With `std` 0 the sums come
         back in their own dtype, divided, without noise or privacy.
@@ -91,10 +94,9 @@ class GridNoise:
         if std == 0:
             return {name: total / divisor for name, total in sums.items()}
         g = grid(std)
-        exact = [_in_order(total) for total in sums.values()]
-        noisy = [torch.empty_like(values) for values in exact]
+        noisy = _in_order(sums.values())
         begin = self.keystream.position
-        outside = add_noise(self.keystream, std, g, g / divisor, exact, noisy)
+        outside = add_noise(self.keystream, std, g, g / divisor, noisy)
         if outside is not None:
             self.keystream.seek(begin)  # what was drawn goes no further than here
             raise _out_of_range(list(sums)[outside], g)
@@ -125,23 +127,36 @@ class SeededNoise(GridNoise):
         super().__init__(Keystream.seeded(seed, b"noise"))
 
 
-def _in_order(total: Tensor) -> Tensor:
-    """The coordinates in logical order, in host memory, in at least single precision."""
-    if type(total) is Tensor and total.dtype in _PRECISE and _plain(total):
-        return total
-    if total.is_complex():
-        raise ValueError("a sum is complex; expected real ones: torch.view_as_real(…)")
-    wide = torch.promote_types(total.dtype, torch.float32)
-    values = total.detach().to("cpu", wide).contiguous().resolve_neg()
-    if type(values) is not Tensor:  # whose memory is elsewhere
-        raise TypeError(f"a sum is a {type(values).__name__}; expected a plain tensor")
-    return values
+def _in_order(sums: Iterable[Tensor]) -> list[Tensor]:
+    """Their coordinates in logical order, in host memory, in at least single precision.
+
+    Sums whose memory is such, and theirs alone, are given themselves; of others a copy.
+    """
+    result: list[Tensor] = []
+    taken = set[int]()
+    for total in sums:
+        own = type(total) is Tensor and _plain(total) and total.data_ptr() not in taken
+        values = total if own else _copied(total)
+        taken.add(values.data_ptr())
+        result.append(values)
+    return result
 
 
 def _plain(total: Tensor) -> bool:
-    """Whether the numbers are in host memory, in order, as they seem."""
-    dense = total.is_cpu and total.layout is torch.strided
-    return dense and total.is_contiguous() and not total.is_neg()
+    """Whether the numbers are in host memory of their own, in order, as they seem."""
+    dense = total.is_cpu and total.layout is torch.strided and total.dtype in _PRECISE
+    seen = dense and total.is_contiguous() and not total.is_neg() and not total.requires_grad
+    return seen and total.untyped_storage().nbytes() == total.nbytes
+
+
+def _copied(total: Tensor) -> Tensor:
+    if total.is_complex():
+        raise ValueError("a sum is complex; expected real ones: torch.view_as_real(…)")
+    wide = torch.promote_types(total.dtype, torch.float32)
+    values = total.detach().to("cpu", wide, copy=True).contiguous().resolve_neg()
+    if type(values) is not Tensor:  # whose memory is elsewhere
+        raise TypeError(f"a sum is a {type(values).__name__}; expected a plain tensor")
+    return values
 
 
 def _like(total: Tensor, values: Tensor) -> Tensor:

@@ -23,7 +23,10 @@ Bounds = float | Tensor | NDArray[np.float64]
 
 
 class Noise(Protocol):
-    """What adds noise to a clipped sum and divides it; the result is the caller's own."""
+    """What adds noise to a clipped sum and divides it; the result is the caller's own.
+
+    The sums are given away: the result may be written over them.
+    """
 
     def added_to(
         self, sums: dict[str, Tensor], std: float, divisor: float
