@@ -18,7 +18,8 @@ BOUNDS = st.floats(0, 1e300) | st.sampled_from([0.0, 5e-324, math.inf])
 @settings(deadline=None)
 @given(arrays(np.float64, 7, elements=SQUARES), arrays(np.float64, 7, elements=BOUNDS))
 def test_nobody_contributes_more_than_the_bound(squares, bounds):
-    norms, factors = clip_factors(torch.from_numpy(squares), torch.from_numpy(bounds))
+    norms, factors, everyone = clip_factors(torch.from_numpy(squares), torch.from_numpy(bounds))
+    assert everyone == bool((factors > 0).all())
     assert np.array_equal(norms.numpy(), np.sqrt(squares), equal_nan=True)
     assert ((factors >= 0) & (factors <= 1)).all()
     finite = norms.isfinite()
@@ -29,7 +30,8 @@ def test_nobody_contributes_more_than_the_bound(squares, bounds):
 
 def test_one_bound_is_for_all_and_small_norms_are_left_alone():
     squares = torch.tensor([0.0, 1.0, 4.0, 100.0], dtype=torch.float64)
-    _, factors = clip_factors(squares, 2.0)
+    _, factors, everyone = clip_factors(squares, 2.0)
+    assert everyone
     assert factors[:2].tolist() == [1.0, 1.0]
     assert factors[2:].tolist() == pytest.approx([1 / (1 + NORM_ERROR), 0.2 / (1 + NORM_ERROR)])
     for bound in (2.0, math.inf, 0.0):

@@ -191,12 +191,14 @@ class Accumulation:
                     _add(result, name, precise(gradient))
         return result
 
-    def clipped_sum(self, factors: Tensor) -> dict[str, Tensor]:
-        """Σ_i factors_i · gradient_i by parameter; factors (B,), where 0 leaves an example out."""
+    def clipped_sum(self, factors: Tensor, everyone: bool) -> dict[str, Tensor]:
+        """Σ_i factors_i · gradient_i by parameter; factors (B,), where 0 leaves an example out.
+
+        Unless `everyone` is in, there may be such.
+        """
         sums: dict[str, Tensor] = {}
         totals: dict[int, Tensor] = {}
-        all_in = len(factors) == 0 or float(factors.min()) > 0
-        chosen = None if all_in else factors > 0
+        chosen = None if everyone else factors > 0
         if all(p.dtype != torch.float64 for p in self.parameters.values()):
             factors = factors.float()  # once for all
         with without_autocast(factors.device.type):

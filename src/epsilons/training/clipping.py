@@ -23,19 +23,21 @@ _TINY = sys.float_info.min
 _Doubles = NDArray[np.float64]
 
 
-def clip_factors(squares: Tensor, bounds: float | Tensor) -> tuple[Tensor, Tensor]:
+def clip_factors(squares: Tensor, bounds: float | Tensor) -> tuple[Tensor, Tensor, bool]:
     """Norms, and min(1, C_i / (‖g_i‖ · (1 + 2e-5))): (B,) float64, like the squares.
 
-    0 where the norm is no number, or where norm and bound are both infinite.
+    0 where the norm is no number, or where norm and bound are both infinite. Whether nobody has 0
+    comes last.
     """
     if not squares.is_cpu:
         norms = squares.sqrt()
         lengths = (norms * (1 + NORM_ERROR)).clamp_(min=_TINY)
-        return norms, (bounds / lengths).clamp_(max=1.0).nan_to_num_(nan=0.0)
+        factors = (bounds / lengths).clamp_(max=1.0).nan_to_num_(nan=0.0)
+        return norms, factors, bool((factors > 0).all())
     limits = np.array([bounds]) if isinstance(bounds, float) else bounds.numpy()
     norms, factors = torch.empty_like(squares), torch.empty_like(squares)
-    _clip(squares.numpy(), limits, norms.numpy(), factors.numpy())
-    return norms, factors
+    everyone = _clip(squares.numpy(), limits, norms.numpy(), factors.numpy())
+    return norms, factors, everyone
 
 
 def add_up(parts: Sequence[Tensor], total: Tensor) -> None:
@@ -53,7 +55,8 @@ def add_up(parts: Sequence[Tensor], total: Tensor) -> None:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _clip(squares: _Doubles, limits: _Doubles, norms: _Doubles, factors: _Doubles) -> None:
+def _clip(squares: _Doubles, limits: _Doubles, norms: _Doubles, factors: _Doubles) -> bool:
+    everyone = True
     for i in range(squares.size):
         norms[i] = math.sqrt(squares[i])
         length = norms[i] * (1 + NORM_ERROR)
@@ -61,6 +64,8 @@ def _clip(squares: _Doubles, limits: _Doubles, norms: _Doubles, factors: _Double
         factor = limits[i if limits.size > 1 else 0] / length
         factor = 1.0 if factor > 1.0 else factor
         factors[i] = factor if factor == factor else 0.0
+        everyone = everyone and factors[i] > 0
+    return everyone
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -40,8 +40,14 @@ def compilable(tensor: Tensor) -> bool:
 
 def addressable(tensor: Tensor) -> bool:
     """Whether they may also go by its address: its numbers are where they seem, as they seem."""
-    plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_neg()
-    return compilable(tensor) and plain and not tensor._is_zerotensor()
+    return (
+        type(tensor) is Tensor
+        and tensor.dtype is torch.float32
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.is_neg()
+        and not tensor._is_zerotensor()
+    )
 
 
 def together(tensor: Tensor) -> Tensor:

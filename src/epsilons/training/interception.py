@@ -34,6 +34,7 @@ from epsilons.training.operations import (
     CASTING,
     DIFFERENTIATING,
     IN_PLACE,
+    INQUIRING,
     NEW,
     REARRANGING,
     ROW_BY_ROW,
@@ -158,6 +159,8 @@ class Interception(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if func in INQUIRING:
+            return func(*args, **kwargs)
         if func in FUSED:
             out = self._fused(func, args, kwargs)
             if out is not NotImplemented:

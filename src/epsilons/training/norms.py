@@ -108,8 +108,8 @@ def _clipped(
         accumulated = Accumulation([], parameters, 0, keep=True, coarse=False)
     else:
         accumulated = _backward(model, loss_fn, batch, parameters, keep=True)
-    norms, factors = clip_factors(accumulated.squares, limits)
-    return accumulated.clipped_sum(factors), norms
+    norms, factors, everyone = clip_factors(accumulated.squares, limits)
+    return accumulated.clipped_sum(factors, everyone), norms
 
 
 def gradient_norms(

@@ -19,6 +19,10 @@ ROW_BY_ROW = frozenset(
         F.silu, F.softplus, F.tanh, F.avg_pool2d, F.max_pool2d,
     }
 )  # fmt: skip
+# What a tensor is like: no tensor comes out.
+INQUIRING = frozenset(getattr(torch.Tensor, name) for name in ("dim", "numel", "size")) | frozenset(
+    getattr(torch.Tensor, name).__get__ for name in ("device", "dtype", "ndim", "shape")
+)
 _ASSIGNING = names(
     "__setitem__ __iadd__ __isub__ __imul__ __idiv__ __itruediv__ __ifloordiv__ __imod__ __ipow__ "
     "__iand__ __ior__ __ixor__ __ilshift__ __irshift__"

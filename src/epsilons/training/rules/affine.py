@@ -26,11 +26,13 @@ _Floats = NDArray[Any]
 
 def fits(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
     """Whether the loop takes x (…, d), weight (p, d) and bias (p,), and is the faster one."""
-    if not WIDE or not all(addressable(t) for t in (x, weight, bias)):
+    if not WIDE:
         return False
-    (p, d), rows = weight.shape, x.numel() // max(x.shape[-1], 1)
+    p, d = weight.shape
     whole = p % COLUMNS == 0 and d % SIDE == 0 and 0 < d <= MOST and p * d <= _LARGEST
-    return whole and rows >= _LEAST and x.shape[-1] == d and bias.shape == (p,)
+    if not whole or x.shape[-1] != d or x.numel() < _LEAST * d or bias.shape != (p,):
+        return False
+    return all(addressable(t) for t in (x, weight, bias))
 
 
 def linear_map(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
