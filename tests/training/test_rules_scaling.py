@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from epsilons.training.rules.scaling import scaled_rows
+from epsilons.training.products import HAS_PRODUCT
+from epsilons.training.rules import linear, scaling
+from epsilons.training.rules.scaling import scaled_rows, weighed_products, weighs
 from epsilons.training.rules.squares import products_of_squares
 
 
@@ -42,3 +44,55 @@ def test_products_of_squares_agree_with_float64(d, p):
     exact = a.double().square().sum(1), g.double().square().sum(1)
     assert torch.allclose(products.double(), exact[0] * exact[1], rtol=1e-6)
     assert torch.allclose(lengths.double(), exact[1], rtol=1e-6)
+
+
+@pytest.fixture
+def _threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.skipif(not HAS_PRODUCT, reason="torch has no library that loops can call")
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("count", "each", "p", "d"),
+    [(1, 1, 1, 1), (5, 1, 7, 3), (64, 1, 33, 65), (130, 3, 9, 20), (513, 1, 400, 130)],
+)
+def test_weighed_products_agree_with_float64(threads, count, each, p, d):
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    g, a, factors = torch.randn(count * each, p), torch.randn(count * each, d), torch.rand(count)
+    exact = g.double() * factors.double().repeat_interleave(each).unsqueeze(1)
+    products, sums = weighed_products(g, factors, a)
+    expected = exact.mT @ a.double()
+    assert torch.allclose(products.double(), expected, atol=1e-6 * float(expected.norm()))
+    assert torch.allclose(sums.double(), exact.sum(0), atol=1e-6 * float(exact.norm()))
+
+
+@pytest.mark.usefixtures("_threads")
+def test_threads_without_enough_columns_or_a_library_leave_products_to_torch(monkeypatch):
+    torch.set_num_threads(2)
+    narrow, wide, a = torch.ones(4, 255), torch.ones(4, 256), torch.ones(4, 8)
+    assert weighs(wide, a) == (HAS_PRODUCT and scaling.HAS_TEAM)
+    for refused in (narrow, wide[:0], wide.double()):
+        assert not weighs(refused, a[: len(refused)])
+    monkeypatch.setattr(scaling, "HAS_PRODUCT", False)
+    assert not weighs(wide, a)
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_both_ways_to_the_sum_of_a_wide_linear_map_agree(monkeypatch, with_bias):
+    torch.manual_seed(0)
+    x, g, factors = torch.randn(70, 30), torch.randn(70, 600), torch.rand(70)
+    weight, bias = torch.randn(600, 30), torch.randn(600) if with_bias else None
+    found = []
+    for _ in range(2):
+        terms = [term for _, term in linear.linear(x, weight, bias)]
+        for term in terms:
+            term.square_norms(g)
+        found.append([term.weighted_sum(g, factors) for term in terms])
+        monkeypatch.setattr(linear, "weighs", lambda g, a: False)
+    for one, two in zip(*found, strict=True):
+        assert torch.allclose(one, two, atol=1e-5)

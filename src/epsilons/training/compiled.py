@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import njit, types
 from numba.core import config
 from numba.core.codegen import get_host_cpu_features
@@ -31,6 +32,23 @@ _LINE = 64  # bytes that memory brings at once
 reordered = functools.partial(
     njit, cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"}
 )
+
+
+def made_known(*names: str) -> bool:
+    """Make functions of torch's own libraries known to compiled code; False if it lacks one."""
+    try:
+        library = ctypes.CDLL(torch._C.__file__)
+        found = {name: getattr(library, name) for name in names}
+    except (OSError, AttributeError):
+        return False
+    for name, function in found.items():
+        binding.add_symbol(known_as(name), ctypes.cast(function, ctypes.c_void_p).value)
+    return True
+
+
+def known_as(name: str) -> str:
+    """What compiled code calls a function of torch's: others of that name may be loaded as well."""
+    return f"epsilons_{name}"
 
 
 def compilable(tensor: Tensor) -> bool:

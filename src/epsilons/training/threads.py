@@ -7,20 +7,19 @@ through a loop of ours as well.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils as _cgutils
 from numba.extending import intrinsic, register_jitable
 from torch import Tensor
 
-from epsilons.training.compiled import arrays, together, where
+from epsilons.training.compiled import arrays, known_as, made_known, together, where
 
 _PARALLEL, _PLACE, _SIZE = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
 _BYTES, _WHOLE, _NUMBER = ir.IntType(8).as_pointer(), ir.IntType(64), ir.IntType(32)
@@ -82,7 +81,7 @@ def _go_through(typing: Any, some: Any, threads: Any, count: Any, operands: Any)
         data = cgutils.alloca_once_value(builder, value)
         each = _each(context, builder.module, state, compiled, inner, len(operands.types))
         kind = ir.FunctionType(ir.VoidType(), [_EACH.as_pointer(), _BYTES, _NUMBER, _NUMBER])
-        team = cgutils.get_or_insert_function(builder.module, kind, _known_as(_PARALLEL))
+        team = cgutils.get_or_insert_function(builder.module, kind, known_as(_PARALLEL))
         number = builder.trunc(threads, _NUMBER)
         builder.call(team, [each, builder.bitcast(data, _BYTES), number, ir.Constant(_NUMBER, 0)])
         failed = builder.load(cgutils.gep_inbounds(builder, data, 0, 0))
@@ -108,7 +107,7 @@ def _each(context: Any, module: Any, state: Any, compiled: Any, inner: Any, numb
     kind = ir.FunctionType(_NUMBER, [])
     place, size = (
         builder.zext(
-            builder.call(cgutils.get_or_insert_function(module, kind, _known_as(name)), []), _WHOLE
+            builder.call(cgutils.get_or_insert_function(module, kind, known_as(name)), []), _WHOLE
         )
         for name in (_PLACE, _SIZE)
     )
@@ -138,11 +137,6 @@ def _each(context: Any, module: Any, state: Any, compiled: Any, inner: Any, numb
     return function
 
 
-def _known_as(name: str) -> str:
-    """What compiled code calls a function of torch's OpenMP: other ones may be loaded as well."""
-    return f"epsilons_{name}"
-
-
 def _whole(value: int) -> Any:
     return ir.Constant(_WHOLE, value)
 
@@ -152,16 +146,4 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads)
 
 
-def _find_team() -> bool:
-    """Make torch's own OpenMP known to compiled code; False if it is none that has these names."""
-    try:
-        library = ctypes.CDLL(torch._C.__file__)
-        found = {name: getattr(library, name) for name in (_PARALLEL, _PLACE, _SIZE)}
-    except (OSError, AttributeError):
-        return False
-    for name, function in found.items():
-        binding.add_symbol(_known_as(name), ctypes.cast(function, ctypes.c_void_p).value)
-    return True
-
-
-HAS_TEAM = _find_team()
+HAS_TEAM = made_known(_PARALLEL, _PLACE, _SIZE)

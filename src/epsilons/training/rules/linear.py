@@ -22,7 +22,7 @@ from epsilons.training.rules.registry import (
     precise,
     square_norms,
 )
-from epsilons.training.rules.scaling import scaled_rows
+from epsilons.training.rules.scaling import scaled_rows, weighed_products, weighs
 from epsilons.training.rules.squares import products_of_squares
 
 CANCELLATION = 1e-2  # below this share of Σ_t‖a_t‖²‖g_t‖², a float32 Gram form errs above 1e-5
@@ -100,6 +100,11 @@ class Linear(Term):
         factors = factors.to(g.dtype)
         sums_g = self.bias is not None and self.bias.squares is not None
         if (sums_g or g.shape[1] <= a.shape[1]) and compilable(g):
+            if not self.transposed and weighs(g, a):
+                products, total = weighed_products(g, factors, a)
+                if self.bias is not None and sums_g:
+                    self.bias.total = total
+                return lambda: products
             g, total = scaled_rows(g, factors)
             if self.bias is not None and sums_g:
                 self.bias.total = total
