@@ -53,6 +53,8 @@ def test_phases_are_tables(file):
     [
         (["batchsize=3"], "'batchsize' is not a setting; did you mean 'batch_size'?"),
         (["learning_encodings=true"], "did you mean 'learn_encoding'?"),
+        (["learning_rate=0.1"], "did you mean 'lr'?"),
+        (["target_epsilon=3"], "did you mean 'epsilon'?"),
         (["qqq=1"], "expected one of data, path"),
         (["delta=2"], "delta = 2: input should be less than 1"),
         (["lr=fast"], "lr = 'fast': input should be a valid number"),

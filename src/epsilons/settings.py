@@ -190,8 +190,20 @@ def _change(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
+# What settings are called elsewhere.
+_ELSEWHERE = {
+    "clip": "max_grad_norm",
+    "l2_norm_clip": "max_grad_norm",
+    "learning_rate": "lr",
+    "sigma": "noise_multiplier",
+    "target_delta": "delta",
+    "target_epsilon": "epsilon",
+}
+
+
 def _nearest(key: str) -> str:
-    near = difflib.get_close_matches(key, Settings.model_fields, n=1, cutoff=0.5)
+    near = [_ELSEWHERE[key]] if key in _ELSEWHERE else []
+    near += difflib.get_close_matches(key, Settings.model_fields, n=1, cutoff=0.5)
     known = ", ".join(Settings.model_fields)
     return f"did you mean {near[0]!r}?" if near else f"expected one of {known}"
 
