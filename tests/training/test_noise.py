@@ -387,11 +387,16 @@ def test_sums_whose_memory_others_see_are_left_as_they_were():
     first, second = both.split(3)
     leaf = torch.ones(4, requires_grad=True)
     tied = torch.ones(2)
-    sums = {"a": first, "b": second, "leaf": leaf, "tied": tied, "again": tied}
+    foreign = np.ones(9, np.float32)
+    overlapping = torch.from_numpy(foreign[:6]), torch.from_numpy(foreign[3:])
+    zeros = torch._efficientzerotensor(5)
+    sums = {"a": first, "b": second, "leaf": leaf, "tied": tied, "again": tied, "zeros": zeros}
+    sums |= {"c": overlapping[0], "d": overlapping[1]}
     alone = SeededNoise(2).added_to({name: t.detach().clone() for name, t in sums.items()}, STD)
     noisy = SeededNoise(2).added_to(sums, STD)
     assert all(torch.equal(noisy[name], alone[name]) for name in sums)
     assert (both == 1).all()
+    assert (foreign == 1).all()
     assert (leaf == 1).all()
     assert not noisy["leaf"].requires_grad
     assert len({t.data_ptr() for t in noisy.values()}) == len(sums)
@@ -451,13 +456,14 @@ def test_the_charge_is_rounded_up(std, dimensions):
 def test_sums_that_do_not_fit_are_refused_before_any_noise_is_drawn(bad):
     std = 2.0**32  # grid 1
     noise = SeededNoise(2)
-    total = torch.zeros(5, dtype=torch.float64)
+    fine, total = torch.zeros(3), torch.zeros(5, dtype=torch.float64)
     total[3] = bad
     with pytest.raises(
         ValueError, match=r"layer\.weight: the clipped sum is not finite or exceeds"
     ):
-        noise.added_to({"fine": torch.zeros(3), "layer.weight": total}, std)
+        noise.added_to({"fine": fine, "layer.weight": total}, std)
     assert noise.keystream.position == 0
+    assert fine.isnan().all()  # and not with noise that will be drawn again
 
 
 def test_the_largest_sums_that_fit_are_added_without_overflow():

@@ -72,12 +72,14 @@ def test_weighed_products_agree_with_float64(threads, count, each, p, d):
 
 
 @pytest.mark.usefixtures("_threads")
-def test_threads_without_enough_columns_or_a_library_leave_products_to_torch(monkeypatch):
+def test_few_columns_many_rows_or_no_library_leave_products_to_torch(
+    monkeypatch,
+):
     torch.set_num_threads(2)
     narrow, wide, a = torch.ones(4, 255), torch.ones(4, 256), torch.ones(4, 8)
     assert weighs(wide, a) == (HAS_PRODUCT and scaling.HAS_TEAM)
-    for refused in (narrow, wide[:0], wide.double()):
-        assert not weighs(refused, a[: len(refused)])
+    for refused in (narrow, wide[:0], wide.double(), wide.repeat(1025, 1)):
+        assert not weighs(refused, a[:1].repeat(len(refused), 1))
     monkeypatch.setattr(scaling, "HAS_PRODUCT", False)
     assert not weighs(wide, a)
 

@@ -83,7 +83,8 @@ class GridNoise:
         of (rounded sum) + N(0, std²), hence as private as the Gaussian mechanism whose sensitivity
         is `rounding_charge` above the unrounded one.
 
-        The sums are used up: where it can be, the result takes their place in memory.
+        The sums are used up, by an error too: where it can be, the result takes their place in
+        memory.
 
         Noise is drawn in the order of `sums` and of each tensor's logical layout. Results have the
         dtype and device of their sums, half precision becoming float32. With `std` 0 the sums come
@@ -98,7 +99,9 @@ class GridNoise:
         begin = self.keystream.position
         outside = add_noise(self.keystream, std, g, g / divisor, noisy)
         if outside is not None:
-            self.keystream.seek(begin)  # what was drawn goes no further than here
+            for values in noisy:
+                values.fill_(math.nan)  # so that the noise, which will be drawn again, is not kept
+            self.keystream.seek(begin)
             raise _out_of_range(list(sums)[outside], g)
         pairs = zip(sums.items(), noisy, strict=True)
         return {name: _like(total, values) for (name, total), values in pairs}
@@ -145,8 +148,11 @@ def _in_order(sums: Iterable[Tensor]) -> list[Tensor]:
 def _plain(total: Tensor) -> bool:
     """Whether the numbers are in host memory of their own, in order, as they seem."""
     dense = total.is_cpu and total.layout is torch.strided and total.dtype in _PRECISE
-    seen = dense and total.is_contiguous() and not total.is_neg() and not total.requires_grad
-    return seen and total.untyped_storage().nbytes() == total.nbytes
+    seen = dense and total.is_contiguous() and not total.is_neg() and not total._is_zerotensor()
+    if not seen or total.requires_grad:
+        return False
+    memory = total.untyped_storage()
+    return memory.nbytes() == total.nbytes and memory.resizable()  # and not numpy's, say
 
 
 def _copied(total: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from epsilons.training.lanes import SINGLES, address
 _PRODUCT = "SGEMM"
 HAS_PRODUCT = made_known(_PRODUCT)
 
-_NUMBER, _LETTER, _SINGLE = ir.IntType(32), ir.IntType(8), ir.FloatType()
+_LETTER, _SINGLE = ir.IntType(8), ir.FloatType()
 _intrinsic: Any = intrinsic  # numba itself gives the first argument
 cgutils: Any = _cgutils
 
@@ -28,12 +28,12 @@ cgutils: Any = _cgutils
 def multiply(typing: Any, a: Any, b: Any, out: Any, at: Any, n: Any, p: Any, d: Any) -> Any:
     """out[at : at + p·d] = aᵀb for a (n, p) and b (n, d), all of them flat, row by row.
 
-    Sizes are below 2³¹. For processors whose torch has the library (`HAS_PRODUCT`).
+    Sizes are below 2³¹. Where torch has the library (`HAS_PRODUCT`).
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, b, out, at, *sizes = args
-        n, p, d = (_kept(builder, builder.trunc(size, _NUMBER)) for size in sizes)
+        n, p, d = (_kept(builder, size) for size in sizes)  # read as 32 bits, or as 64
         start = ir.IntType(64)(0)
         left, right = (address(context, builder, SINGLES, array, start) for array in (a, b))
         to = address(context, builder, SINGLES, out, at)

@@ -100,14 +100,15 @@ class Linear(Term):
         factors = factors.to(g.dtype)
         sums_g = self.bias is not None and self.bias.squares is not None
         if (sums_g or g.shape[1] <= a.shape[1]) and compilable(g):
+            products = None
             if not self.transposed and weighs(g, a):
                 products, total = weighed_products(g, factors, a)
-                if self.bias is not None and sums_g:
-                    self.bias.total = total
-                return lambda: products
-            g, total = scaled_rows(g, factors)
+            else:
+                g, total = scaled_rows(g, factors)
             if self.bias is not None and sums_g:
                 self.bias.total = total
+            if products is not None:
+                return lambda: products
         else:
             each = factors.repeat_interleave(g.shape[0] // factors.shape[0]).unsqueeze(1)
             a, g = (a * each, g) if a.shape[1] < g.shape[1] else (a, g * each)

@@ -15,7 +15,7 @@ from epsilons.training.threads import HAS_TEAM, go_through, share_out
 
 _BLOCK = 64  # rows whose sum is taken in single precision
 _LEAST = 128  # columns of a thread's own, below which the library's way to share is the faster one
-_MOST = 2**31  # numbers of an operand
+_NEAR = 2**19  # numbers that stay in a thread's cache
 
 _Floats = NDArray[Any]
 
@@ -34,10 +34,11 @@ def scaled_rows(rows: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
 
 def weighs(g: Tensor, a: Tensor) -> bool:
     """Whether `weighed_products` takes g (N, p) and a (N, d), and is the faster way."""
-    if not HAS_PRODUCT or not HAS_TEAM or g.shape[1] < _LEAST * torch.get_num_threads():
+    threads = torch.get_num_threads()
+    if not HAS_PRODUCT or not HAS_TEAM or g.shape[1] < _LEAST * threads:
         return False
-    sizes = g.numel(), a.numel(), g.shape[1] * a.shape[1]
-    return compilable(g) and compilable(a) and min(sizes) > 0 and max(sizes) < _MOST
+    some = 0 < g.numel() <= _NEAR * threads and 0 < a.numel() < 2**31
+    return some and compilable(g) and compilable(a)
 
 
 def weighed_products(g: Tensor, factors: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
