@@ -1,12 +1,14 @@
 """Norm pass and private step beside Opacus and torch.func, as ratios to plain training.
 
 One process, methods interleaved, minimum of N rounds, two threads; small models get more rounds,
-so that each has the same chance of a quiet moment. Where such moments are rare, one of them
-decides: in brackets is the median of the ratios within a round. The allocator keeps freed memory,
-for every method alike: private steps tell it to. Memory is the high-water mark of tensor bytes that
-a call adds, relative to the plain call's.
+so that each has the same chance of a quiet moment. On a machine that is shared with others these
+are seconds apart, and with few rounds one of them decides: in brackets is the median of the ratios
+within a round. All of it takes half an hour; `--seconds 2` is for a first look. The allocator keeps
+freed memory, for every method alike: private steps tell it to. Memory is the high-water mark of
+tensor bytes that a call adds, relative to the plain call's.
 
-    python benchmarks/norms.py [--models mlp,wrn] [--rounds 7] [--what norms,step,memory,linear]
+    python benchmarks/norms.py [--models mlp,wrn16-4] [--rounds 25] [--seconds 20]
+                               [--what norms,step,memory,linear] [--only epsilons,ghost]
 """
 
 from __future__ import annotations
@@ -40,7 +42,6 @@ from epsilons.training.norms import batch_norms
 
 Call = Callable[[], Any]
 BOUND, NOISE, RATE = 1.0, 1.0, 1e-6
-LEAST_SECONDS = 2.0  # that the plain call takes in all rounds together
 CLASSES, VOCABULARY, LENGTH, WIDTH = 10, 1000, 64, 128
 
 
@@ -229,13 +230,16 @@ def working(calls: dict[str, Call]) -> dict[str, Call]:
     return result
 
 
-def times_of(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each call in several interleaved rounds; slow peers get fewer."""
+def times_of(calls: dict[str, Call], rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Seconds of each call in several interleaved rounds; slow peers get fewer.
+
+    In all rounds together the plain call takes at least so many seconds.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
     gc.collect()
     gc.freeze()  # so that collecting between calls has little to look at
     number = 0
-    while number < rounds or number < LEAST_SECONDS / min(times["plain"]):
+    while number < rounds or number < seconds / min(times["plain"]):
         number += 1
         for name, call in calls.items():
             if number > 3 and min(times[name]) > 5 * min(times["plain"]):
@@ -271,10 +275,10 @@ def _labels(count: int) -> Tensor:
     return torch.randint(0, CLASSES, (count,))
 
 
-def compare(title: str, calls: dict[str, Call], rounds: int, memory: bool) -> None:
+def compare(title: str, calls: dict[str, Call], rounds: int, seconds: float, memory: bool) -> None:
     """Print one line of ratios to plain."""
     calls = working(calls)
-    times = times_of(calls, rounds)
+    times = times_of(calls, rounds, seconds)
     plain = times.pop("plain")
     ratios = "  ".join(f"{name} {ratio(its, plain)}" for name, its in times.items())
     print(f"  {title:<22} plain {1e3 * min(plain):7.1f} ms   {ratios}", flush=True)
@@ -285,14 +289,16 @@ def compare(title: str, calls: dict[str, Call], rounds: int, memory: bool) -> No
         print(f"  {'memory':<22} plain {peaks['plain'] / 1e6:7.1f} MB   {ratios}  ({over:+.1f} MB)")
 
 
-def linear_cost(name: str, rounds: int) -> None:
+def linear_cost(name: str, rounds: int, seconds: float) -> None:
     """Print seconds per example at three batch sizes; equal numbers are linear cost."""
     build, inputs, batch, _ = MODELS[name]
     found = []
     for size in (batch // 2, batch, 2 * batch):
         model, data = build(), (inputs(size), _labels(size))
         call = {"plain": lambda model=model, data=data: batch_norms(model, loss_fn, data)}
-        found.append(f"B {size}: {1e6 * min(times_of(call, rounds)['plain']) / size:.0f} µs")
+        found.append(
+            f"B {size}: {1e6 * min(times_of(call, rounds, seconds)['plain']) / size:.0f} µs"
+        )
     print(f"  {name:<22} per example  " + "   ".join(found), flush=True)
 
 
@@ -300,6 +306,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--models", default=",".join(MODELS))
     arguments.add_argument("--rounds", type=int, default=25)
+    arguments.add_argument("--seconds", type=float, default=20, help="of plain calls, at least")
     arguments.add_argument("--what", default="norms,step,memory,linear")
     arguments.add_argument("--only", default="", help="methods beside plain, by name")
     options = arguments.parse_args()
@@ -321,9 +328,10 @@ def main() -> None:
                     calls = {
                         k: c for k, c in calls.items() if k in ("plain", *options.only.split(","))
                     }
-                compare(f"{name} {part} B {size}", calls, options.rounds, "memory" in what)
+                title = f"{name} {part} B {size}"
+                compare(title, calls, options.rounds, options.seconds, "memory" in what)
         if "linear" in what:
-            linear_cost(name, options.rounds)
+            linear_cost(name, options.rounds, options.seconds)
 
 
 if __name__ == "__main__":
