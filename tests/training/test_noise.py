@@ -225,13 +225,6 @@ def added_as_integers(sums, std, stream):
     return results
 
 
-@pytest.fixture
-def _threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -46,13 +46,6 @@ def test_products_of_squares_agree_with_float64(d, p):
     assert torch.allclose(lengths.double(), exact[1], rtol=1e-6)
 
 
-@pytest.fixture
-def _threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.skipif(not HAS_PRODUCT, reason="torch has no library that loops can call")
 @pytest.mark.parametrize("threads", [1, 2, 3])
