@@ -8,7 +8,16 @@ from hazards.kit import B, D, Net, parameter, squared
 from small import cross_entropy, network, pictures
 from torch import nn
 
-from epsilons.training import UnsupportedLayer, clipped_gradients, norm_rule
+from epsilons import Plan
+from epsilons.training import (
+    UnsupportedLayer,
+    check_model,
+    clipped_gradients,
+    fit,
+    gradient_norms,
+    norm_rule,
+    private_step,
+)
 from epsilons.training.norms import batch_norms
 from epsilons.training.rules import RULES, Formed
 
@@ -294,3 +303,66 @@ def test_memory_that_runs_out_is_no_fault_of_the_operation():
             batch_norms(net, squared, torch.randn(B, D))
     finally:
         del RULES[torch.Tensor.logaddexp]
+
+
+@pytest.fixture
+def one_process():
+    """A process group of this process alone."""
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+class Tagged(nn.Parameter):
+    """A parameter with an attribute more, which operations take for a parameter."""
+
+
+class Foreign(torch.Tensor):
+    """A tensor subclass of someone's own."""
+
+
+def doors(model, batch, out):
+    """Every way in which a model gets to its per-example gradients."""
+    plan = Plan(n=7, batch_size=4, steps=2, noise_multiplier=1, max_grad_norm=1, delta=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.TensorDataset(*batch)
+    return {
+        "gradient_norms": lambda: gradient_norms(model, cross_entropy, batch, batch_size=7),
+        "clipped_gradients": lambda: clipped_gradients(model, cross_entropy, batch, 1.0),
+        "private_step": lambda: private_step(
+            model, optimizer, cross_entropy, batch, plan, noise=None
+        ),
+        "check_model": lambda: check_model(model),
+        "fit": lambda: fit(model, optimizer, cross_entropy, data, plan, out=out),
+    }
+
+
+def test_sharded_parameters_are_refused_by_name(one_process, tmp_path):
+    """FSDP2's DTensor has rules of its own: gradient_norms gave 0 for everyone."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(network(), mesh=init_device_mesh("cpu", (1,)))
+    for go_in in doors(model, pictures(), tmp_path / "run").values():
+        with pytest.raises(UnsupportedLayer, match=r"0.weight \(DTensor\).*5.bias \(DTensor\)"):
+            go_in()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_parameter_of_a_foreign_class_is_refused_by_name(tmp_path):
+    model = network()
+    model[5].weight = nn.Parameter(model[5].weight.detach().as_subclass(Foreign))
+    for go_in in doors(model, pictures(), tmp_path / "run").values():
+        with pytest.raises(UnsupportedLayer, match=r"^5.weight \(Foreign\): "):
+            go_in()
+
+
+def test_a_parameter_with_an_attribute_more_is_as_good_as_any():
+    model, batch = network(), pictures()
+    expected = gradient_norms(model, cross_entropy, batch, batch_size=7)
+    model[5].weight = Tagged(model[5].weight.detach())
+    np.testing.assert_array_equal(
+        gradient_norms(model, cross_entropy, batch, batch_size=7), expected
+    )

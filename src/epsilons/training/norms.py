@@ -20,7 +20,7 @@ from epsilons.training.clipping import clip_factors
 from epsilons.training.interception import Interception, PresumedWrongly
 from epsilons.training.isolation import in_order, undisturbed
 from epsilons.training.layout import BATCH_FIRST
-from epsilons.training.rules.registry import without_autocast
+from epsilons.training.rules.registry import UnsupportedLayer, without_autocast
 from epsilons.training.trees import swapped, tensors_in
 
 LossFn = Callable[[nn.Module, Any], Tensor]
@@ -182,7 +182,29 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
             "one of them. Keep torch.view_as_real(…) of it as the parameter, and use "
             "torch.view_as_complex(parameter) in the model."
         )
+    foreign = [f"{name} ({type(p).__name__})" for name, p in parameters.items() if _is_foreign(p)]
+    if foreign:
+        raise UnsupportedLayer(
+            f"{', '.join(foreign)}: a parameter that is a tensor subclass, as fully_shard's "
+            "DTensor, acts by rules of its own, so that its per-example gradients can't be seen. "
+            "Train the model with plain parameters: before fully_shard or quantization, or with "
+            "nn.Parameter(p.full_tensor()) in their place."
+        )
     return parameters
+
+
+def _is_foreign(parameter: Tensor) -> bool:
+    """Whether operations on it may do something else than on an `nn.Parameter`.
+
+    A subclass that only carries more attributes is as good as an `nn.Parameter`.
+    """
+    kind = type(parameter)
+    if kind is nn.parameter.UninitializedParameter:
+        return False
+    return (
+        kind.__torch_function__ != nn.Parameter.__torch_function__
+        or kind.__torch_dispatch__ != nn.Parameter.__torch_dispatch__
+    )
 
 
 def example_count(batch: Any) -> int:
