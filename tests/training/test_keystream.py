@@ -1,6 +1,8 @@
 import copy
 import io
+import os
 import pickle
+import warnings
 from fractions import Fraction
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epsilons.training import SecureNoise
 from epsilons.training.keystream import Keystream, poisson_draw
 
 KEY = bytes.fromhex("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4")
@@ -141,6 +144,60 @@ def test_the_key_is_in_no_text_and_no_pickle():
     for escape in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match="not pickled or copied"):
             escape(stream)
+    for escape in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match="not pickled or copied"):
+            escape(SecureNoise(stream))
+
+
+def in_a_fork(act):
+    """What `act` said in a forked process: its result, or its error."""
+    receiving, sending = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside torch's threads
+        child = os.fork()
+    if not child:
+        try:
+            said = repr(act())
+        except BaseException as error:
+            said = str(error)
+        os.write(sending, said.encode())
+        os._exit(0)
+    os.close(sending)
+    with os.fdopen(receiving) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return said
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda stream: stream.read(8),
+        lambda stream: stream.words(1),
+        lambda stream: stream.hand_over(2),
+        lambda stream: stream.fork(b"other").read(8),
+        lambda stream: poisson_draw(stream, 8, 0.5),
+        lambda stream: SecureNoise(stream).added_to({"w": torch.zeros(2)}, 1.0),
+    ],
+)
+def test_a_forked_process_draws_nothing_of_its_parents_stream(draw, monkeypatch):
+    """It drew the same bits: 8303d06ac4e0c3ee in both."""
+    stream = Keystream.secret(b"noise")
+    assert "belongs to the process that made it" in in_a_fork(lambda: draw(stream))
+    draw(stream)
+    monkeypatch.setattr(os, "getpid", lambda: -1)  # as in a fork that Python was not told of
+    with pytest.raises(ValueError, match="belongs to the process that made it"):
+        draw(stream)
+
+
+def test_a_forked_process_holds_no_key_and_may_make_its_own():
+    stream = Keystream(KEY, b"noise")
+    stream.hand_over(2)
+    held = [stream._key, stream._round_keys]
+    assert in_a_fork(lambda: any(bytes(keys).strip(b"\0") for keys in held)) == "False"
+    drawn = {in_a_fork(lambda: Keystream.secret(b"noise").read(8)) for _ in range(2)}
+    assert len(drawn) == 2
+    assert stream._key == KEY
 
 
 def test_destroying_overwrites_the_key_and_ends_the_stream():

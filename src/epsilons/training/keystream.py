@@ -10,6 +10,7 @@ import hashlib
 import math
 import os
 import sys
+import weakref
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -37,6 +38,9 @@ class Keystream:
 
     Guarantee: no input to the cipher occurs twice among the streams of a key, since purposes are
     told apart by their padded bytes and j by its own.
+
+    A stream belongs to the process that made it: a forked one would draw the same bits, so the key
+    is destroyed there, and the process is compared at every draw.
 
     `Keystream.secret(purpose)` has a key from the operating system, `Keystream.seeded(seed,
     purpose)` one that everybody who knows the seed can compute. The key is in no `repr` and is
@@ -66,6 +70,8 @@ class Keystream:
         self._cipher: CipherContext | None = None  # made when it is read from
         self._round_keys: NDArray[np.uint64] | None = None  # the same
         self._destroyed = False
+        self._process = os.getpid()
+        _live.add(self)
 
     @classmethod
     def secret(cls, purpose: bytes) -> Keystream:
@@ -153,9 +159,9 @@ class Keystream:
         """
         count *= 8
         block, within = divmod(self._position, _BLOCK_BYTES)
+        self._expect_ahead(count)
         if not HAS_AES or within or count % _BLOCK_BYTES:
             return None
-        self._expect_ahead(count)
         if self._round_keys is None:
             self._round_keys = round_keys(self._key)
         self._position, self._cipher = self._position + count, None
@@ -220,10 +226,26 @@ class Keystream:
             )
 
     def _alive(self) -> None:
+        if self._process != os.getpid():
+            raise ValueError(
+                "the keystream belongs to the process that made it, and both would draw the same "
+                "bits; after a fork make a new one by Keystream.secret(purpose) or SecureNoise()"
+            )
         if self._destroyed:
             raise ValueError(
                 "the keystream's key was destroyed; start a new one by Keystream.secret(purpose)"
             )
+
+
+def _destroy_all() -> None:
+    """In a forked process: it has a copy of every key."""
+    for stream in list(_live):
+        stream.destroy()
+
+
+_live: weakref.WeakSet[Keystream] = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(after_in_child=_destroy_all)
 
 
 def _checked(position: int) -> int:
