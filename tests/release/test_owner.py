@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from folders import make_run, train
 
+from epsilons import Examples
 from epsilons.release import (
     owner_statement,
     release_mean,
@@ -107,6 +108,15 @@ def test_detection_is_bounded_by_e_to_the_epsilon_times_false_alarms_plus_delta(
     assert detection(math.inf, 1e-5) == 1
 
 
+def test_the_text_says_what_it_includes_and_what_it_can_not_know(after):
+    """It once claimed "everything else drawn from the data", and saw one folder."""
+    text = statement_text(after[0])
+    assert "everything" not in text
+    assert "publications in this run's folder" in text
+    assert "Not included: other runs on the same data" in text
+    assert "epsilons total" in text
+
+
 def test_the_text_guarantees_the_worst_case_only(after):
     one, _ = after
     text = statement_text(one)
@@ -167,7 +177,20 @@ def test_html_is_whole_escaped_and_asks_nothing_of_the_network(after):
     assert "<script>" not in page
 
 
-@pytest.mark.parametrize("unknown", ["nobody", "id-00003", "", "ann ", "owner"])
+def test_a_record_is_pointed_to_its_owner_and_one_held_out_is_told_so(tmp_path):
+    """Once all three were told that no such record is in this run."""
+    run = make_run(tmp_path / "run", n=40, owners=["H0001"] * 6 + [f"h{k}" for k in range(34)])
+    run.save_examples(run.examples, Examples(ids=["id-90001"], owners=["H0700"]))
+    with pytest.raises(ValueError, match="'id-00003' is a record of owner 'H0001': ask for that"):
+        owner_statement(run, "id-00003")
+    for held_out in ("id-90001", "H0700"):
+        with pytest.raises(ValueError, match=f"{held_out!r} was held out, not used in training"):
+            owner_statement(run, held_out)
+    with pytest.raises(ValueError, match=r"^no record of 'id-0000' is in this run$"):
+        owner_statement(run, "id-0000")
+
+
+@pytest.mark.parametrize("unknown", ["nobody", "id-99999", "id-0000", "", "ann ", "owner"])
 def test_an_unknown_owner_learns_nothing_of_others(run, unknown):
     with pytest.raises(ValueError, match="no record of") as refused:
         owner_statement(run, unknown)

@@ -90,7 +90,8 @@ def owner_statement(run: Run, owner: str, *, delta: float | None = None) -> Stat
     """What the run says to `owner` about their records, as of today.
 
     `owner` is one of the examples' owners; where the run has none, the id of a record. `delta`:
-    the plan's unless given. Several records are bounded together by `chain_rule`.
+    the plan's unless given. Several records are bounded together by `chain_rule`. ValueError for
+    a record of a known owner (it names the owner), for one that was held out, and for a stranger.
     """
     rows = _rows(run, owner)
     at = run.plan.delta if delta is None else float(delta)
@@ -188,12 +189,26 @@ def _bounds(
 
 
 def _rows(run: Run, owner: str) -> NDArray[np.int64]:
-    examples = run.examples
-    names = examples.ids if examples.owners is None else examples.owners
-    rows = np.flatnonzero(names.astype(str) == str(owner))
-    if not len(rows):
-        raise ValueError(f"no record of {str(owner)!r} is in this run")
-    return rows
+    """The positions of the owner's records; ValueError that tells apart why there are none."""
+    name, examples, held_out = str(owner), run.examples, run.test
+    rows = _named(examples.ids if examples.owners is None else examples.owners, name)
+    if len(rows):
+        return rows
+    if examples.owners is not None and len(record := _named(examples.ids, name)):
+        theirs = str(examples.owners[record[0]])
+        raise ValueError(f"{name!r} is a record of owner {theirs!r}: ask for that")
+    if held_out is not None and (
+        len(_named(held_out.ids, name)) or len(_named(held_out.owners, name))
+    ):
+        raise ValueError(f"{name!r} was held out, not used in training")
+    # no near names, no counts: whoever asks for a stranger learns nothing of others
+    raise ValueError(f"no record of {name!r} is in this run")
+
+
+def _named(names: NDArray[Any] | None, name: str) -> NDArray[np.int64]:
+    if names is None:
+        return np.empty(0, dtype=np.int64)
+    return np.flatnonzero(names.astype(str) == name)
 
 
 def _finite(value: Any) -> Any:

@@ -76,9 +76,11 @@ def _sections(statement: Statement) -> list[tuple[str, list[str]]]:
     if several:
         observed.append("Your records are bounded together by taking them out one after the other.")
     includes = [
-        f"The training, {_steps(statement)}, and everything else drawn from the data up to "
-        f"{statement.date}: {statement.releases} of clip bound and publications. Further training "
-        "or publications raise the figures."
+        f"Included: the training of this run, {_steps(statement)}, and the clip bound and "
+        f"publications in this run's folder up to {statement.date}: {statement.releases} in "
+        "number. Further training or publications raise the figures.",
+        "Not included: other runs on the same data, and anything else released from it. This "
+        "run's folder does not know of them; epsilons total adds up several runs.",
     ]
     if statement.seeded:
         guarantee.append(
