@@ -72,6 +72,14 @@ def test_train_shows_accuracy_worst_case_and_kind(typed):
     shown = typed("train", "run.toml", "--out", "fresh").stdout
     assert re.search(r"test accuracy +\d+\.\d% of 360", shown)
     assert "estimate for each of 1437 examples" in shown
+    assert_private_figures_stand_below_the_line(shown)
+
+
+def assert_private_figures_stand_below_the_line(shown):
+    """The exact accuracy of held-out examples once stood above the line that says "private"."""
+    public, private = re.split(r"^private .*$", shown, maxsplit=1, flags=re.MULTILINE)
+    assert not re.search("accuracy|loss|at (the )?worst case|quantile", public)
+    assert re.search("at (the )?worst case", private)
 
 
 def test_status_says_steps_kind_worst_case_and_chain(folder, typed):
@@ -82,6 +90,7 @@ def test_status_says_steps_kind_worst_case_and_chain(folder, typed):
     assert f"ε = {worst:.3f}" in shown
     assert re.search(r"at worst case +\d+\.\d%", shown)
     assert re.search(r"chain +OK, \d+ entries, sealed", shown)
+    assert_private_figures_stand_below_the_line(shown)
 
 
 def test_verify_holds_and_then_finds_a_change(folder, typed):

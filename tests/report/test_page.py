@@ -25,6 +25,7 @@ def test_first_screen_answers_how_private_for_whom_and_how_sure(page, followed):
     assert "Estimates:" in first
     assert "Checked on 60 examples" in first
     assert "For the curator’s eyes" in first
+    assert first.index("For the curator’s eyes") < first.index("half have ε")
 
 
 def test_first_screen_and_body_say_the_same_of_the_gap(page):

@@ -13,6 +13,7 @@ from epsilons.analysis import loss_threshold_attack
 from epsilons.analysis.attack import SPLITS
 from epsilons.analysis.groups import SMALL
 from epsilons.cli.machine import print_json
+from epsilons.cli.show import PRIVATE
 from epsilons.runs import Run
 
 
@@ -43,6 +44,7 @@ def attack(
             f"{row.true_positives:.1%}",
         )
     console = Console(highlight=False)
+    console.print(PRIVATE)
     console.print(table)
     console.print(
         f"50 % is guessing; averaged over {found.splits} splits. A weak attack: what it does not "

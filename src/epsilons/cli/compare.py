@@ -11,6 +11,7 @@ from rich.table import Table
 
 from epsilons.analysis import compare as compared
 from epsilons.cli.machine import print_json
+from epsilons.cli.show import PRIVATE
 from epsilons.runs import Run
 
 
@@ -42,6 +43,7 @@ def compare(
     for row in number_rows(found):
         table.add_row(*row)
     console = Console(highlight=False)
+    console.print(PRIVATE)
     console.print(table)
     if found.rank_correlation is not None:
         console.print(

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from epsilons.cli.show import print_epsilons
+from epsilons.cli.show import accuracy_line, print_epsilons
 
 
 def demo(
@@ -33,12 +33,7 @@ def demo(
     epsilons = run.epsilons()
     report = write_report(run)
     console = Console(highlight=False)
-    assert run.test is not None
-    assert run.test.correct is not None
-    console.print(
-        f"\ntest accuracy   {run.test.correct.mean():.1%} of {len(run.test)} held-out digits"
-    )
-    print_epsilons(console, epsilons)
+    print_epsilons(console, epsilons, accuracy_line(run.test))
     table = Table("class", "examples", "mean ε", "test accuracy")
     for row in group_summary(epsilons, run.examples, run.test, "class"):
         table.add_row(row.group, str(row.n), f"{row.mean_epsilon:.3f}", f"{row.test_accuracy:.1%}")

@@ -12,6 +12,7 @@ from rich.table import Table
 from epsilons.analysis import GroupSummary, group_summary
 from epsilons.analysis.groups import SMALL
 from epsilons.cli.machine import print_json
+from epsilons.cli.show import PRIVATE
 from epsilons.runs import Run
 
 
@@ -39,6 +40,7 @@ def groups(
         print_json({"epsilon": _facts(folder, epsilons.kind, epsilons.method), "by": found})
         return
     console = Console(highlight=False)
+    console.print(PRIVATE)
     console.print(
         f"ε at δ = {epsilons.delta:g}, {epsilons.method}, {epsilons.kind}; 95 % intervals"
         if epsilons.kind != "none"

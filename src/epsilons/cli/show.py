@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from rich.console import Console
 
 from epsilons.accounting.results import Epsilons
+from epsilons.examples import Examples
 
 _BARS = " ▏▎▍▌▋▊▉█"
 
@@ -19,12 +22,26 @@ def warn_of_delta(delta: float, n: int) -> None:
         )
 
 
-def print_epsilons(console: Console, epsilons: Epsilons) -> None:
-    """Worst case, kind, quantiles and a histogram in characters; all but the first are private."""
+PRIVATE = "private         the figures below are exact: for the curator alone"
+
+
+def accuracy_line(test: Examples | None) -> list[str]:
+    """The share of held-out examples that the model has right, if it is known; private."""
+    if test is None or test.correct is None:
+        return []
+    return [f"test accuracy   {test.correct.mean():.1%} of {len(test)} held-out examples"]
+
+
+def print_epsilons(console: Console, epsilons: Epsilons, private: Sequence[str] = ()) -> None:
+    """Worst case, kind, quantiles and a histogram in characters; all but the first are private.
+
+    `private`: further lines that are.
+    """
     console.print(
         f"worst case      ε = {epsilons.worst_case:.3f} at δ = {epsilons.delta:g} "
         f"(method {epsilons.method})",
-        "private         the figures below are exact: for the curator alone",
+        PRIVATE,
+        *private,
         f"individual ε    {epsilons.kind} for each of {len(epsilons.values)} examples, "
         f"{epsilons.at_worst_case.mean():.1%} at the worst case",
         "quantiles       "

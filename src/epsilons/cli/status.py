@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from epsilons.cli.show import PRIVATE
 from epsilons.runs import Run
 
 
 def status(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> None:
-    """Steps, kind, worst case so far, share at the worst case, chain (for the curator)."""
+    """Steps, kind, worst case so far, chain; below the line, private figures (for the curator)."""
     opened = Run.open(run)
     verified = opened.verify()
     plan, journal, epsilons = opened.plan, opened.journal, verified.epsilons
@@ -29,8 +30,9 @@ def status(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> N
         f"kind            {epsilons.kind}, clipping {plan.clipping}, {plan.n} examples",
         f"worst case      ε = {epsilons.worst_case:.3f} at δ = {epsilons.delta:g} so far{end} "
         f"(method {epsilons.method})",
-        f"at worst case   {epsilons.at_worst_case.mean():.1%} of the examples",
         f"chain           OK, {verified.entries} entries{sealed}",
+        PRIVATE,
+        f"at worst case   {epsilons.at_worst_case.mean():.1%} of the examples",
         sep="\n",
         soft_wrap=True,
     )

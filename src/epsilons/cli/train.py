@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from epsilons.cli.show import print_epsilons, warn_of_delta
+from epsilons.cli.show import accuracy_line, print_epsilons, warn_of_delta
 from epsilons.runs import Run
 from epsilons.settings import Settings
 
@@ -48,10 +48,7 @@ def print_run(path: Path, carry_out: Callable[[], Run]) -> None:
         run = carry_out()
         warn_of_delta(run.plan.delta, run.plan.n)
         console = Console(highlight=False)
-        if run.test is not None and run.test.correct is not None:
-            right = run.test.correct.mean()
-            console.print(f"test accuracy   {right:.1%} of {len(run.test)} held-out examples")
-        print_epsilons(console, run.epsilons())
+        print_epsilons(console, run.epsilons(), accuracy_line(run.test))
     except KeyboardInterrupt as stopped:
         raise KeyboardInterrupt(f"{str(stopped) or 'stopped'}: {_way_on(path)}") from None
     console.print(f"run folder      {run.path}", soft_wrap=True)

@@ -18,7 +18,10 @@ _UPDATES = 50  # of the worst case so far, which takes some milliseconds each
 def training_bar(
     journal: Journal, last: int
 ) -> Iterator[Callable[[int, float, float | None, float], None]]:
-    """A bar with loss, accuracy, worst case so far, time of the last refresh and time left."""
+    """A bar with worst case so far, time of the last refresh, loss, accuracy and time left.
+
+    Loss and accuracy are private: they are gone from the line that stays.
+    """
     if not Console(stderr=True).is_terminal:
         yield lambda done, loss, right, refresh: None
         return
@@ -26,18 +29,21 @@ def training_bar(
     with counting("training", last, column, facts="") as show:
         every = max(1, last // _UPDATES)
         accuracy: float | None = None
-        epsilon, until = 0.0, 0
+        epsilon, until, at = 0.0, 0, 0
 
         def advance(done: int, loss: float, right: float | None, refresh: float) -> None:
-            nonlocal epsilon, until, accuracy
+            nonlocal epsilon, until, accuracy, at
             accuracy = accuracy if right is None else right
             if done > until:
                 # of a step ahead, so that what is shown is never too small
                 until = min(last, done - 1 + every)
                 epsilon = journal.worst_case(until=until)
-            facts = [f"loss {loss:.3f}", f"ε so far {epsilon:.2f}", f"refresh {refresh:.1f} s"]
-            if accuracy is not None:
-                facts.insert(1, f"accuracy {accuracy:.1%}")
-            show(done, facts=", ".join(facts))
+            public = f"ε so far {epsilon:.2f}, refresh {refresh:.1f} s"
+            right_so_far = "" if accuracy is None else f", accuracy {accuracy:.1%}"
+            show(done, facts=f"{public}; private: loss {loss:.3f}{right_so_far}")
+            at = done
 
-        yield advance
+        try:
+            yield advance
+        finally:
+            show(at, facts=f"ε so far {epsilon:.2f}")
