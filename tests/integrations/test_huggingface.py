@@ -82,7 +82,7 @@ class Trainer(transformers.Trainer):
 def test_a_trainer_under_opacus(tmp_path):
     model = transformer()
     engine, hooks, optimizer, loader = private(model)
-    callback = IndividualPrivacy(hooks, loss_fn, out=tmp_path / "run", refresh_every=2)
+    callback = IndividualPrivacy(hooks, loss_fn, delta=1e-5, out=tmp_path / "run", refresh_every=2)
     Trainer(
         loader, model=model, optimizers=(optimizer, None), callbacks=[callback],
         args=transformers.TrainingArguments(
@@ -99,7 +99,7 @@ def test_a_trainer_under_opacus(tmp_path):
 def test_the_trainers_own_loader_is_refused(tmp_path):
     model = transformer()
     _, hooks, optimizer, _ = private(model)
-    callback = IndividualPrivacy(hooks, loss_fn, out=tmp_path / "run")
+    callback = IndividualPrivacy(hooks, loss_fn, delta=1e-5, out=tmp_path / "run")
     trainer = transformers.Trainer(
         model=model, optimizers=(optimizer, None), callbacks=[callback],
         train_dataset=Sentences(),
@@ -118,7 +118,9 @@ def test_a_loop_with_accelerate(tmp_path):
     engine, hooks, optimizer, loader = private(model)
     accelerator = accelerate.Accelerator(cpu=True)
     optimizer, loader = accelerator.prepare(optimizer, loader)
-    with attach(hooks, optimizer, loader, loss_fn=loss_fn, out=tmp_path / "run") as attached:
+    with attach(
+        hooks, optimizer, loader, loss_fn=loss_fn, delta=1e-5, out=tmp_path / "run"
+    ) as attached:
         for batch in loader:
             optimizer.zero_grad()
             accelerator.backward(model(**batch).loss)
@@ -128,4 +130,4 @@ def test_a_loop_with_accelerate(tmp_path):
 
 def test_nothing_before_training(tmp_path):
     with pytest.raises(ValueError, match="has not begun"):
-        IndividualPrivacy(None, loss_fn, out=tmp_path / "run").epsilons()
+        IndividualPrivacy(None, loss_fn, delta=1e-5, out=tmp_path / "run").epsilons()

@@ -78,7 +78,9 @@ def test_a_model_under_opacus(tmp_path):
         module=module, optimizer=torch.optim.SGD(module.parameters(), lr=0.1), max_grad_norm=1.0,
         data_loader=DataLoader(data(), batch_size=10), noise_multiplier=1.5, wrap_model=False,
     )  # fmt: skip
-    callback = IndividualPrivacy(LOSS, out=tmp_path / "run", hooks=hooks, refresh_every=3)
+    callback = IndividualPrivacy(
+        LOSS, out=tmp_path / "run", hooks=hooks, delta=1e-5, refresh_every=3
+    )
     trainer(callback, max_epochs=2).fit(module, loader)
     assert callback.accounted.run.journal.refreshes == (0, 3, 6, 9)
     assert engine.accountant.history == [(1.5, 1 / 6, 12)]
@@ -135,6 +137,7 @@ def test_norms_have_room_for_the_noise_of_their_phase(tmp_path, clipping):
         (dict(), "give hooks .* or plan"),
         (dict(hooks=1, plan=2), "give hooks .* or plan"),
         (dict(plan=2), "give the dataset"),
+        (dict(hooks=1), "give delta"),
         (dict(plan=2, dataset=data(), delta=1e-3), "delta: with a plan"),
     ],
 )

@@ -85,7 +85,7 @@ def seeded():
 def test_epsilons_are_those_of_our_own_loop_on_the_same_norms(tmp_path, mode):
     _, model, optimizer, criterion, loader = private(mode)
     with attach(
-        model, optimizer, loader, loss_fn=LOSS, dataset=data(), out=tmp_path / "run",
+        model, optimizer, loader, loss_fn=LOSS, dataset=data(), delta=1e-5, out=tmp_path / "run",
         refresh_every=1,
     ) as attached:  # fmt: skip
         norms = []
@@ -115,7 +115,9 @@ def test_epsilons_are_those_of_our_own_loop_on_the_same_norms(tmp_path, mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_worst_case_under_rdp_is_at_most_opacus_own(tmp_path, mode):
     engine, model, optimizer, criterion, loader = private(mode)
-    with attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run") as attached:
+    with attach(
+        model, optimizer, loader, loss_fn=LOSS, delta=1e-5, out=tmp_path / "run"
+    ) as attached:
         loop(model, optimizer, criterion, loader)
     worst = attached.run.epsilons(method="rdp").worst_case
     theirs = engine.get_epsilon(1e-5)
@@ -153,7 +155,15 @@ def test_accounting_changes_no_weight(tmp_path):
         torch.manual_seed(5)
         _, model, optimizer, criterion, loader = private()
         if attached:
-            attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run", refresh_every=1)
+            attach(
+                model,
+                optimizer,
+                loader,
+                loss_fn=LOSS,
+                delta=1e-5,
+                out=tmp_path / "run",
+                refresh_every=1,
+            )
         loop(model, optimizer, criterion, loader)
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.equal(*weights)
@@ -168,7 +178,7 @@ def test_physical_batches_are_one_step(tmp_path, mode, early):
     )  # fmt: skip
     with manager as small:
         given = loader if early else small
-        attached = attach(model, optimizer, given, loss_fn=LOSS, out=tmp_path / "run")
+        attached = attach(model, optimizer, given, loss_fn=LOSS, delta=1e-5, out=tmp_path / "run")
         loop(model, optimizer, criterion, small, epochs=1)
     assert attached.run.journal.steps_charged == 6
 
@@ -176,7 +186,9 @@ def test_physical_batches_are_one_step(tmp_path, mode, early):
 def test_models_that_are_not_wrapped(tmp_path):
     model = network()
     _, hooks, optimizer, criterion, loader = private(model=model, wrap_model=False)
-    with attach(hooks, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run") as attached:
+    with attach(
+        hooks, optimizer, loader, loss_fn=LOSS, delta=1e-5, out=tmp_path / "run"
+    ) as attached:
         loop(model, optimizer, criterion, loader)
     assert attached.run.journal.steps_charged == 12
     hooks.cleanup()
@@ -185,7 +197,9 @@ def test_models_that_are_not_wrapped(tmp_path):
 def test_the_run_folder_is_complete_and_the_optimizer_let_go(tmp_path):
     _, model, optimizer, criterion, loader = private()
     before = optimizer.step_hook
-    with attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run") as attached:
+    with attach(
+        model, optimizer, loader, loss_fn=LOSS, delta=1e-5, out=tmp_path / "run"
+    ) as attached:
         loop(model, optimizer, criterion, loader)
     attached.let_go()
     assert optimizer.step_hook is before
@@ -198,7 +212,7 @@ def test_the_run_folder_is_complete_and_the_optimizer_let_go(tmp_path):
 def test_opacus_norms_above_the_bound_cost_the_worst_case(tmp_path):
     _, model, optimizer, criterion, loader = private()
     with attach(
-        model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run", refresh_every=1
+        model, optimizer, loader, loss_fn=LOSS, delta=1e-5, out=tmp_path / "run", refresh_every=1
     ) as attached:
         loop(model, optimizer, criterion, loader, epochs=1)
     journal = attached.run.journal
@@ -215,16 +229,32 @@ def test_opacus_norms_above_the_bound_cost_the_worst_case(tmp_path):
 def test_dropout_is_an_estimate(tmp_path):
     _, model, optimizer, criterion, loader = private(model=network(dropout=0.3))
     with attach(
-        model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run", refresh_every=1
+        model, optimizer, loader, loss_fn=LOSS, delta=1e-5, out=tmp_path / "run", refresh_every=1
     ) as attached:
         loop(model, optimizer, criterion, loader, epochs=1)
     assert attached.epsilons().kind == "estimate"
 
 
+def test_delta_is_the_callers(tmp_path):
+    """It was 1e-5 in silence, whatever n was."""
+    _, model, optimizer, _, loader = private()
+    with pytest.raises(TypeError, match="delta"):
+        attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run")
+    with attach(
+        model, optimizer, loader, loss_fn=LOSS, delta=1e-3, out=tmp_path / "run"
+    ) as attached:
+        assert attached.run.plan.delta == attached.epsilons().delta == 1e-3
+
+
 def refused(sentence, tmp_path, model, optimizer, loader, **options):
     before = optimizer.step_hook if isinstance(optimizer, DPOptimizer) else None
     with pytest.raises(ValueError, match=sentence):
-        attach(model, optimizer, loader, **{"loss_fn": LOSS, "out": tmp_path / "run", **options})
+        attach(
+            model,
+            optimizer,
+            loader,
+            **{"loss_fn": LOSS, "delta": 1e-5, "out": tmp_path / "run", **options},
+        )
     assert not (tmp_path / "run").exists()
     assert getattr(optimizer, "step_hook", None) == before
 
@@ -254,17 +284,19 @@ def test_steps_that_were_taken_before_are_refused(tmp_path, accountant):
 
 def test_attaching_twice_is_refused(tmp_path):
     _, model, optimizer, criterion, loader = private()
-    with attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "first"):
+    with attach(model, optimizer, loader, loss_fn=LOSS, delta=1e-5, out=tmp_path / "first"):
         refused("attached to this optimizer already", tmp_path, model, optimizer, loader)
         loop(model, optimizer, criterion, loader, epochs=1)
     with pytest.raises(ValueError, match="knows 6 steps already"):
-        attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "second")
+        attach(model, optimizer, loader, loss_fn=LOSS, delta=1e-5, out=tmp_path / "second")
 
 
 def test_training_on_after_the_end_warns_once(tmp_path):
     engine, model, optimizer, criterion, loader = private()
     before = optimizer.step_hook
-    with attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run") as attached:
+    with attach(
+        model, optimizer, loader, loss_fn=LOSS, delta=1e-5, out=tmp_path / "run"
+    ) as attached:
         loop(model, optimizer, criterion, loader, epochs=1)
     with pytest.warns(UserWarning, match=r"ended with close\(\); this step") as warned:
         loop(model, optimizer, criterion, loader, epochs=1)
@@ -279,7 +311,7 @@ def test_training_on_after_the_end_warns_once(tmp_path):
 def test_a_step_hook_that_was_replaced_is_noticed_and_nothing_sealed(tmp_path, again, late):
     """Its steps were missing: the run was sealed with none, and a worst case of 0."""
     engine, model, optimizer, criterion, loader = private()
-    attached = attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run")
+    attached = attach(model, optimizer, loader, loss_fn=LOSS, delta=1e-5, out=tmp_path / "run")
     ours = optimizer.step_hook
     if late:
         loop(model, optimizer, criterion, loader, epochs=1)
@@ -295,7 +327,7 @@ def test_a_step_hook_that_was_replaced_is_noticed_and_nothing_sealed(tmp_path, a
 
 def test_a_wrapped_step_hook_stops_the_loop(tmp_path):
     _, model, optimizer, criterion, loader = private()
-    attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run")
+    attach(model, optimizer, loader, loss_fn=LOSS, delta=1e-5, out=tmp_path / "run")
     ours = optimizer.step_hook
     optimizer.attach_step_hook(lambda o: ours(o))
     with pytest.raises(ValueError, match="Attach step hooks of your own before accounting"):
@@ -306,7 +338,7 @@ def test_a_step_hook_of_ones_own_is_called_as_before(tmp_path):
     _, model, optimizer, criterion, loader = private()
     seen = []
     optimizer.attach_step_hook(seen.append)
-    with attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run"):
+    with attach(model, optimizer, loader, loss_fn=LOSS, delta=1e-5, out=tmp_path / "run"):
         loop(model, optimizer, criterion, loader, epochs=1)
     assert len(seen) == 6
 
@@ -346,7 +378,7 @@ def test_opacus_own_rounding_of_the_number_of_batches_is_no_other_rate(tmp_path)
     many = data(93 * BATCH)  # int(1 / (1 / 93)) is 92
     _, model, optimizer, _, loader = private(dataset=many)
     assert len(loader) == 92
-    attached = attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run")
+    attached = attach(model, optimizer, loader, loss_fn=LOSS, delta=1e-5, out=tmp_path / "run")
     assert attached.run.plan.sample_rate == pytest.approx(1 / 93)
 
 
@@ -417,7 +449,15 @@ def test_the_same_examples_in_another_order_are_refused(tmp_path):
 
 def test_labels_are_compared_and_pictures_may_differ(tmp_path):
     _, model, optimizer, _, loader = private(dataset=Rows(range(N)))
-    attach(model, optimizer, loader, dataset=Rows(range(N)), loss_fn=row_loss, out=tmp_path / "run")
+    attach(
+        model,
+        optimizer,
+        loader,
+        dataset=Rows(range(N)),
+        loss_fn=row_loss,
+        delta=1e-5,
+        out=tmp_path / "run",
+    )
 
 
 def test_parameters_that_clipping_does_not_count_are_refused(tmp_path):
@@ -439,7 +479,7 @@ def test_a_gradient_left_on_a_frozen_layer_is_refused(tmp_path):
     _, model, optimizer, _, loader = private(model=model)
     refused(r"have a gradient \(0\.weight; 0\.bias\)", tmp_path, model, optimizer, loader)
     optimizer.zero_grad()
-    attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run")
+    attach(model, optimizer, loader, loss_fn=LOSS, delta=1e-5, out=tmp_path / "run")
 
 
 def test_ghost_clipping_to_another_bound_than_the_noise_is_refused(tmp_path):
@@ -451,7 +491,7 @@ def test_ghost_clipping_to_another_bound_than_the_noise_is_refused(tmp_path):
 @pytest.mark.parametrize("name", ["noise_multiplier", "max_grad_norm"])
 def test_noise_or_bound_that_change_stop_the_loop_before_the_step(tmp_path, name):
     _, model, optimizer, criterion, loader = private()
-    attached = attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run")
+    attached = attach(model, optimizer, loader, loss_fn=LOSS, delta=1e-5, out=tmp_path / "run")
     loop(model, optimizer, criterion, loader, epochs=1)
     setattr(optimizer, name, 0.5)
     before = [p.detach().clone() for p in model.parameters()]
@@ -463,7 +503,7 @@ def test_noise_or_bound_that_change_stop_the_loop_before_the_step(tmp_path, name
 
 def test_a_rate_that_changes_stops_the_loop_before_the_step(tmp_path):
     _, model, optimizer, criterion, loader = private()
-    attached = attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run")
+    attached = attach(model, optimizer, loader, loss_fn=LOSS, delta=1e-5, out=tmp_path / "run")
     loop(model, optimizer, criterion, loader, epochs=1)
     loader.batch_sampler.sample_rate = 0.5
     with pytest.raises(ValueError, match=r"sample_rate is 0\.5 at step 6 and was"):
@@ -478,7 +518,7 @@ def test_a_loss_that_changes_later_is_found_and_nothing_sealed(tmp_path, mode):
     factor = [1.0]
     attached = attach(
         model, optimizer, loader, loss_fn=lambda m, b: factor[0] * LOSS(m, b),
-        out=tmp_path / "run", refresh_every=1,
+        delta=1e-5, out=tmp_path / "run", refresh_every=1,
     )  # fmt: skip
 
     def changing():
@@ -502,7 +542,14 @@ def test_a_loss_is_compared_whoever_else_has_no_finite_gradient(tmp_path, strang
     some = data()
     some.tensors[0][strange] = torch.nan
     _, model, optimizer, criterion, loader = private(dataset=some)
-    attach(model, optimizer, loader, loss_fn=lambda m, b: 3 * LOSS(m, b), out=tmp_path / "run")
+    attach(
+        model,
+        optimizer,
+        loader,
+        loss_fn=lambda m, b: 3 * LOSS(m, b),
+        delta=1e-5,
+        out=tmp_path / "run",
+    )
     with pytest.raises(ValueError, match="are not those of loss_fn"):
         loop(model, optimizer, criterion, loader)
 
@@ -510,8 +557,8 @@ def test_a_loss_is_compared_whoever_else_has_no_finite_gradient(tmp_path, strang
 def test_a_loss_is_compared_after_an_empty_batch(tmp_path):
     _, model, optimizer, criterion, loader = private()
     attach(
-        model, optimizer, loader, loss_fn=lambda m, b: 3 * LOSS(m, b), out=tmp_path / "run",
-        refresh_every=1,
+        model, optimizer, loader, loss_fn=lambda m, b: 3 * LOSS(m, b), delta=1e-5,
+        out=tmp_path / "run", refresh_every=1,
     )  # fmt: skip
     empty = [t[:0] for t in data().tensors]
     model.forbid_grad_accumulation()
@@ -525,21 +572,28 @@ def test_a_loss_is_compared_after_an_empty_batch(tmp_path):
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_a_loss_that_is_not_the_loops_is_found_at_the_first_step(tmp_path, mode):
     _, model, optimizer, criterion, loader = private(mode)
-    attach(model, optimizer, loader, loss_fn=lambda m, b: 3 * LOSS(m, b), out=tmp_path / "run")
+    attach(
+        model,
+        optimizer,
+        loader,
+        loss_fn=lambda m, b: 3 * LOSS(m, b),
+        delta=1e-5,
+        out=tmp_path / "run",
+    )
     with pytest.raises(ValueError, match="are not those of loss_fn"):
         loop(model, optimizer, criterion, loader)
 
 
 def test_a_summed_loss_under_mean_reduction_is_found(tmp_path):
     _, model, optimizer, _, loader = private()
-    attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run")
+    attach(model, optimizer, loader, loss_fn=LOSS, delta=1e-5, out=tmp_path / "run")
     with pytest.raises(ValueError, match="Does the loop's reduction match"):
         loop(model, optimizer, nn.CrossEntropyLoss(reduction="sum"), loader)
 
 
 def test_a_summed_loss_under_sum_reduction_is_fine(tmp_path):
     _, model, optimizer, _, loader = private(loss_reduction="sum")
-    attached = attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run")
+    attached = attach(model, optimizer, loader, loss_fn=LOSS, delta=1e-5, out=tmp_path / "run")
     loop(model, optimizer, nn.CrossEntropyLoss(reduction="sum"), loader, epochs=1)
     assert attached.run.journal.steps_charged == 6
 
@@ -547,7 +601,7 @@ def test_a_summed_loss_under_sum_reduction_is_fine(tmp_path):
 def test_accumulated_batches_are_refused(tmp_path):
     _, model, optimizer, criterion, loader = private()
     model.allow_grad_accumulation()
-    attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run")
+    attach(model, optimizer, loader, loss_fn=LOSS, delta=1e-5, out=tmp_path / "run")
     (x, y), (x2, y2) = list(loader)[:2]
     criterion(model(x), y).backward()
     criterion(model(x2), y2).backward()
@@ -562,7 +616,7 @@ def test_users_own_hooks_stay_in_their_places(tmp_path):
     _, model, optimizer, criterion, loader = private(model=model)
     model._module[0].register_forward_hook(lambda *_: seen.append("mine, later"))
     hooks = [list(m._forward_hooks) for m in model._module.modules()]
-    with attach(model, optimizer, loader, loss_fn=LOSS, out=tmp_path / "run"):
+    with attach(model, optimizer, loader, loss_fn=LOSS, delta=1e-5, out=tmp_path / "run"):
         loop(model, optimizer, criterion, loader, epochs=1)
     assert [list(m._forward_hooks) for m in model._module.modules()] == hooks
     assert seen
@@ -575,7 +629,7 @@ def test_empty_batches_are_steps(tmp_path):
     rare.batch_sampler.steps = 3
     model.forbid_grad_accumulation()
     attached = attach(
-        model, optimizer, rare, loss_fn=LOSS, out=tmp_path / "run", refresh_every=1
+        model, optimizer, rare, loss_fn=LOSS, delta=1e-5, out=tmp_path / "run", refresh_every=1
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

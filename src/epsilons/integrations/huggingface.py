@@ -23,7 +23,8 @@ class IndividualPrivacy(TrainerCallback):
 
     `hooks`, optimizer and loader are what `make_private(..., wrap_model=False)` returned; the
     `Trainer` has `optimizers=(optimizer, None)` and a `get_train_dataloader` that returns the
-    loader. `loss_fn(model, batch)` gives one loss per example, for the batches of the collator.
+    loader. `loss_fn(model, batch)` gives one loss per example, for the batches of the collator;
+    `delta` is the guarantee's. Further options are those of `attach`.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class IndividualPrivacy(TrainerCallback):
         loss_fn: LossFn,
         *,
         out: str | os.PathLike[str],
+        delta: float,
         dataset: Dataset[Any] | None = None,
         examples: Examples | None = None,
         **options: Any,
@@ -39,7 +41,8 @@ class IndividualPrivacy(TrainerCallback):
         self.accounted: AttachedToOpacus | None = None
         self._hooks = hooks
         self._options = {
-            "loss_fn": loss_fn, "out": out, "dataset": dataset, "examples": examples, **options,
+            "loss_fn": loss_fn, "out": out, "delta": delta, "dataset": dataset,
+            "examples": examples, **options,
         }  # fmt: skip
 
     def epsilons(self, delta: float | None = None) -> Epsilons:

@@ -19,7 +19,8 @@ from epsilons.training.norms import LossFn
 class IndividualPrivacy(pl.Callback):
     """Individual accounting from the start of training to its end.
 
-    With Opacus: `hooks` is what `make_private(..., wrap_model=False)` returned first. With
+    With Opacus: `hooks` is what `make_private(..., wrap_model=False)` returned first, and `delta`
+    the guarantee's. With
     `private_step` in a `training_step` of manual optimization: `plan`, and the train loader is
     `PoissonLoader(dataset, plan)`; bounds, if needed, are `accounted.run.journal.bounds(...)`.
     `loss_fn(module, batch)` gives one loss per example.
@@ -32,6 +33,7 @@ class IndividualPrivacy(pl.Callback):
         out: str | os.PathLike[str],
         hooks: Any = None,
         plan: Plan | None = None,
+        delta: float | None = None,
         dataset: Dataset[Any] | None = None,
         examples: Examples | None = None,
         batch_size: int = 256,
@@ -42,8 +44,13 @@ class IndividualPrivacy(pl.Callback):
             raise ValueError("give hooks (of Opacus) or plan (for private_step), one of them")
         if plan is not None and dataset is None:
             raise ValueError("with a plan, give the dataset that the loader draws from")
-        if plan is not None and opacus:
-            raise ValueError(f"{', '.join(opacus)}: with a plan, these are the plan's")
+        if hooks is not None:
+            if delta is None:
+                raise ValueError("with hooks of Opacus, give delta, well below 1/n examples")
+            opacus["delta"] = delta
+        elif delta is not None or opacus:
+            given = [*opacus, *([] if delta is None else ["delta"])]
+            raise ValueError(f"{', '.join(given)}: with a plan, these are the plan's")
         self.accounted: Accounted | None = None
         self._loss_fn, self._hooks, self._plan, self._dataset = loss_fn, hooks, plan, dataset
         self._options = {"out": out, "examples": examples, "batch_size": batch_size, **opacus}

@@ -54,18 +54,19 @@ def attach(
     *,
     loss_fn: LossFn,
     out: str | os.PathLike[str],
+    delta: float,
     dataset: Dataset[Any] | None = None,
     examples: Examples | None = None,
-    delta: float = 1e-5,
     refresh_every: int | None = None,
     batch_size: int = 256,
 ) -> AttachedToOpacus:
     """Add individual accounting to what `PrivacyEngine.make_private` returned.
 
     `model`: the wrapped model, or the hooks object of `wrap_model=False`. `loss_fn(model, batch)`
-    gives one loss per example; the loop's own loss is its mean (or sum). `dataset` is the loader's,
-    or the same examples in the same order; some labels are compared. Every `refresh_every` steps
-    (default: a third of an epoch) the norms of all examples are computed, `batch_size` at a time.
+    gives one loss per example; the loop's own loss is its mean (or sum). `delta` of the guarantee
+    is yours to choose, well below 1/n. `dataset` is the loader's, or the same examples in the same
+    order; some labels are compared. Every `refresh_every` steps (default: a third of an epoch) the
+    norms of all examples are computed, `batch_size` at a time.
     The run folder `out` is complete after `.close()`. To be called once, after `make_private` and
     any step hook of your own, which is called as before, and before the first step.
 
