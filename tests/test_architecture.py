@@ -11,12 +11,13 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "epsilons"
 
 # Each room and the rooms it may look into.
-GROUND = {"files", "terminal"}
+GROUND = {"files", "tables", "terminal"}
 ACCOUNTING = {"accounting"} | GROUND
 FACTS = {"journal", "examples", "chain", "held"} | ACCOUNTING
 RUNS = {"runs"} | FACTS
 ALLOWED = {
     "files": set(),
+    "tables": {"files"},
     "terminal": set(),
     "accounting": GROUND,
     "chain": GROUND,

@@ -106,7 +106,7 @@ def test_verify_holds_and_then_finds_a_change(folder, typed):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["owner", "5"], ["export", "--to", "x"], ["report"], ["report", "--public"], ["publish"],
+    [["owner", "5"], ["export", "--to", "x.csv"], ["report"], ["report", "--public"], ["publish"],
      ["groups"], ["compare", "done"], ["status"], ["verify"]],
 )  # fmt: skip
 @pytest.mark.parametrize("what", ["norms", "plan"])
@@ -165,6 +165,7 @@ def test_export_writes_a_private_table(folder, typed):
         (["resume", "done"], "is finished"),
         (["status", "."], "is not a run folder"),
         (["export", "done", "--to", "no/such/place.parquet"], "such/place.parquet"),
+        (["export", "done", "--to", "eps.txt"], "expected one of .csv, .parquet, .json"),
         (["train", "run.toml", "--out", "run.toml"], "run.toml is a file; give a new folder"),
         (["train", "run.toml", "device=foo", "--out", "x"], "device='foo' can't be used here"),
         (["train", "run.toml", "device=cuda:99", "--out", "x"], "device='cuda:99' can't be used"),
@@ -293,7 +294,7 @@ def pressed(*arguments, **options):
         ("runs.Run.open", ["publish", "done"], "same `epsilons publish` starts it again"),
         ("journal.Journal.verify", ["status", "done"], "same `epsilons status` starts it again"),
         ("journal.Journal.verify", ["verify", "done"], "same `epsilons verify` starts it again"),
-        ("runs.Run.epsilons", ["export", "done", "--to", "x"], "same `epsilons export` starts"),
+        ("runs.Run.epsilons", ["export", "done", "--to", "x.csv"], "same `epsilons export` starts"),
     ],
 )  # fmt: skip
 def test_ctrl_c_is_one_sentence_and_exit_code_130(typed, monkeypatch, long, arguments, sentence):

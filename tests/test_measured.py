@@ -62,6 +62,7 @@ def test_command_writes_every_epsilon_with_its_id(tmp_path):
     shown = command(source, "--steps", "100,200,300", "--method", "rdp", *OPTIONS)
     assert shown.returncode == 0, shown.stderr
     assert "worst case" in shown.stdout
+    assert "steps           600 in all, for 3 rows of norms" in shown.stdout
     table = pq.read_table(tmp_path / "norms.epsilons.parquet")
     direct = individual_epsilons(NORMS, STEPS, **SETTING)
     np.testing.assert_array_equal(table["epsilon"].to_numpy(), direct.values)
@@ -77,7 +78,8 @@ def test_command_writes_every_epsilon_with_its_id(tmp_path):
         ("norms.npz", b"nonsense", ["--steps", "1"], "not a .npz file"),
         ("norms.npy", b"", ["--steps", "1"], "not a .npy array"),
         ("norms.parquet", b"nonsense", ["--steps", "1"], "not a parquet file"),
-        ("norms.npy", NORMS, [], "Give steps"),
+        ("norms.npy", NORMS, [], "for how many training steps did each row of norms hold?"),
+        ("norms.npy", NORMS, ["--steps", "1", "--out", "eps.xlsx"], "expected one of .csv, .par"),
         ("norms.npy", NORMS, ["--steps", "1,2"], "expected 1 or 3"),
         ("norms.npy", NORMS, ["--steps", "many"], "is not a number"),
         ("norms.npy", NORMS, ["--steps", "-5"], "steps"),

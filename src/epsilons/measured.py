@@ -81,15 +81,8 @@ def account(
     progress: Callable[[int], None] | None = None,
 ) -> Epsilons:
     """ε of every example. `steps`: how many each row stands for, one number or one per row."""
-    rows = len(measured.norms)
-    given = measured.steps if steps is None else np.atleast_1d(np.asarray(steps))
-    if given is None:
-        raise ValueError("how many steps does each row of norms stand for? Give steps.")
-    if given.size not in (1, rows):
-        raise ValueError(f"{given.size} numbers of steps for {rows} rows; expected 1 or {rows}")
-    each = np.broadcast_to(given, rows)
     return epsilons_from_blocks(
-        measured.blocks(each),
+        measured.blocks(steps_of_rows(measured, steps)),
         sample_rate=sample_rate,
         noise_std=noise_std,
         max_grad_norm=max_grad_norm,
@@ -100,6 +93,20 @@ def account(
         clipping=clipping,
         progress=progress,
     )
+
+
+def steps_of_rows(measured: Measured, steps: ArrayLike | None) -> NDArray[Any]:
+    """(rows,): for how many steps each row of norms held, as given or as its file says."""
+    rows = len(measured.norms)
+    given = measured.steps if steps is None else np.atleast_1d(np.asarray(steps))
+    if given is None:
+        raise ValueError(
+            "for how many training steps did each row of norms hold? Give steps: one number for "
+            "all rows or one per row, which add up to the length of the training."
+        )
+    if given.size not in (1, rows):
+        raise ValueError(f"{given.size} numbers of steps for {rows} rows; expected 1 or {rows}")
+    return np.broadcast_to(given, rows)
 
 
 def _from_npy(path: Path) -> Measured:

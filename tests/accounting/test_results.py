@@ -1,3 +1,5 @@
+import csv
+import json
 import pickle
 import stat
 
@@ -65,11 +67,35 @@ def test_at_worst_case_marks_those_at_the_bound():
     assert some(values=[1.0, np.inf], worst_case=np.inf).at_worst_case.tolist() == [False, True]
 
 
+def test_tables_go_by_their_ending_and_others_are_refused(tmp_path):
+    """`eps.csv` was parquet inside."""
+    odd = some(values=[0.1, np.inf, 1 / 3])
+    odd.save(tmp_path / "eps.csv", ids=["a", "b,c", "ü"])
+    with (tmp_path / "eps.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["id"], float(row["epsilon"])) for row in rows] == [
+        ("a", 0.1), ("b,c", np.inf), ("ü", 1 / 3),
+    ]  # fmt: skip
+    assert {(row["delta"], row["method"], row["kind"]) for row in rows} == {
+        ("1e-05", "rdp", "estimate")
+    }
+    odd.save(tmp_path / "eps.json", ids=["a", "b", "c"])
+    page = json.loads((tmp_path / "eps.json").read_text(encoding="utf-8"))
+    assert (page["delta"], page["kind"]) == (1e-5, "estimate")
+    assert [row["epsilon"] for row in page["rows"]] == [0.1, None, 1 / 3]
+    for name in ("eps.csv", "eps.json"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+    for name in ("eps", "eps.xlsx", "eps.CSV.gz"):
+        with pytest.raises(ValueError, match=r"expected one of \.csv, \.parquet, \.json"):
+            odd.save(tmp_path / name)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_parquet_is_for_its_owner_alone(tmp_path):
     path = tmp_path / "eps.parquet"
     path.write_bytes(b"older")
     path.chmod(0o644)
-    some().to_parquet(path, ids=["a", "b", "c"])
+    some().save(path, ids=["a", "b", "c"])
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [entry.name for entry in tmp_path.iterdir()] == ["eps.parquet"]
     table = pq.read_table(path)
@@ -81,11 +107,11 @@ def test_parquet_is_for_its_owner_alone(tmp_path):
 
 def test_parquet_refuses_ids_that_do_not_fit_and_leaves_nothing(tmp_path):
     with pytest.raises(ValueError, match="2 ids for 3 examples"):
-        some().to_parquet(tmp_path / "eps.parquet", ids=[1, 2])
+        some().save(tmp_path / "eps.parquet", ids=[1, 2])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_that_can_not_be_written_is_named_as_it_was_given(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no/eps\.parquet") as error:
-        some().to_parquet(tmp_path / "no" / "eps.parquet")
+        some().save(tmp_path / "no" / "eps.parquet")
     assert "partial" not in str(error.value)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from epsilons.tables import write_table
 
 Kind = Literal["exact", "bound", "estimate", "none"]
 
@@ -73,46 +74,24 @@ class Epsilons:
             return np.isinf(self.values)
         return self.values >= self.worst_case * (1 - _AT_WORST)
 
-    def to_parquet(
-        self, path: str | os.PathLike[str], *, ids: Sequence[object] | None = None
-    ) -> None:
-        """Writes the columns `epsilon` and `upper` (and `id`) to a file that its owner alone reads.
+    def save(self, path: str | os.PathLike[str], *, ids: Sequence[object] | None = None) -> None:
+        """Writes `epsilon` and `upper` (and `id`) to a `.csv`, `.parquet` or `.json` file.
 
-        δ, method, kind and worst case go into the file's metadata. The file appears complete or
-        not at all, with mode 0600; one that is there is replaced.
+        δ, method, kind and worst case go along; see `tables`. The file is its owner's alone (mode
+        0600), and appears complete or not at all; one that is there is replaced.
         """
-        try:
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-        except ImportError as missing:
-            raise ImportError(
-                "writing parquet needs pyarrow: pip install 'epsilons[report]'"
-            ) from missing
         columns: dict[str, Any] = {"epsilon": self.values, "upper": self.upper}
         if ids is not None:
             if len(ids) != len(self):
                 raise ValueError(f"{len(ids)} ids for {len(self)} examples; expected one each.")
             columns = {"id": ids, **columns}
         facts = {
-            "delta": repr(float(self.delta)),
+            "delta": float(self.delta),
             "method": self.method,
             "kind": self.kind,
-            "worst_case": repr(float(self.worst_case)),
+            "worst_case": float(self.worst_case),
         }
-        table = pa.table(columns).replace_schema_metadata(facts)
-        target = Path(path)
-        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-        try:
-            handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(target)) from None
-        try:
-            with os.fdopen(handle, "wb") as file:
-                pq.write_table(table, file)
-            os.replace(partial, target)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+        write_table(path, columns, facts)
 
 
 def _rebuilt(fields: dict[str, Any]) -> Epsilons:

@@ -13,7 +13,8 @@ from rich.console import Console
 from epsilons.accounting.individual import METHODS
 from epsilons.cli.show import print_epsilons, warn_of_delta
 from epsilons.measured import account as price
-from epsilons.measured import read_norms
+from epsilons.measured import read_norms, steps_of_rows
+from epsilons.tables import expect_table
 from epsilons.terminal import counting
 
 
@@ -24,14 +25,20 @@ def account(
     max_grad_norm: Annotated[str, typer.Option(help="Clip bound C.")],
     delta: Annotated[float, typer.Option(help="δ of the ε's.")],
     steps: Annotated[
-        str | None, typer.Option(help="Steps that each row stands for; in an .npz: its `steps`.")
+        str | None,
+        typer.Option(
+            help="For how many training steps each row of norms held, until the next was measured: "
+            "one number for all rows, or one per row. Every step of the training counts, for "
+            "everyone, drawn or not; the numbers add up to its length. In an .npz: its `steps`."
+        ),
     ] = None,
     method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = METHODS[0],
     clipping: Annotated[str, typer.Option(help="max or individual.")] = "max",
     rounding: Annotated[str | None, typer.Option(help="up or nearest [none].")] = None,
     levels: Annotated[int | None, typer.Option(help="Levels of the histogram of norms.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Parquet file to write [NORMS.epsilons.parquet].")
+        Path | None,
+        typer.Option(help="File to write: .csv, .parquet or .json [NORMS.epsilons.parquet]."),
     ] = None,
 ) -> None:
     """ε per example from norms measured elsewhere (for the curator: the output is private).
@@ -39,11 +46,12 @@ def account(
     Steps, rate, noise and bound: one number, or one per row separated by commas.
     """
     measured = read_norms(norms)
-    target = norms.with_suffix(".epsilons.parquet") if out is None else out
+    target = expect_table(norms.with_suffix(".epsilons.parquet") if out is None else out)
+    each = steps_of_rows(measured, None if steps is None else _numbers("--steps", steps))
     with counting("examples", measured.norms.shape[1]) as advance:
         epsilons = price(
             measured,
-            None if steps is None else _numbers("--steps", steps),
+            each,
             sample_rate=_numbers("--sample-rate", sample_rate),
             noise_std=_numbers("--noise-std", noise_std),
             max_grad_norm=_numbers("--max-grad-norm", max_grad_norm),
@@ -54,9 +62,10 @@ def account(
             clipping=clipping,  # type: ignore[arg-type]
             progress=advance,
         )
-    epsilons.to_parquet(target, ids=None if measured.ids is None else measured.ids.tolist())
+    epsilons.save(target, ids=None if measured.ids is None else measured.ids.tolist())
     warn_of_delta(delta, len(epsilons))
     console = Console(highlight=False)
+    console.print(f"steps           {each.sum():g} in all, for {len(each)} rows of norms")
     print_epsilons(console, epsilons)
     console.print(f"written         {target} (private: mode 0600)", soft_wrap=True)
 

@@ -9,17 +9,19 @@ import typer
 from rich.console import Console
 
 from epsilons.runs import Run
+from epsilons.tables import expect_table
 
 
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of the run.")],
-    to: Annotated[Path, typer.Option(help="Parquet file to write.")],
+    to: Annotated[Path, typer.Option(help="File to write: .csv, .parquet or .json.")],
     delta: Annotated[float | None, typer.Option(help="δ of the ε's [the plan's].")] = None,
 ) -> None:
     """Id, ε and its certified bound for every training example (for the curator: private)."""
+    expect_table(to)
     opened = Run.checked(run)
     epsilons = opened.epsilons(delta)
-    epsilons.to_parquet(to, ids=opened.examples.ids.tolist())
+    epsilons.save(to, ids=opened.examples.ids.tolist())
     Console(highlight=False).print(
         f"{to}: {len(epsilons)} examples, δ = {epsilons.delta:g}, {epsilons.method}, "
         f"{epsilons.kind} (private: mode 0600)",
