@@ -7,6 +7,7 @@ One file per verb. Verbs by reader: `plan` (nobody's data); `owner` (one person)
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from importlib.metadata import version as installed_version
@@ -71,8 +72,17 @@ def main() -> None:
 
 
 def main_of(act: Callable[[], object]) -> None:
-    """Act; wrong input is one sentence on stderr and exit code 2, Ctrl-C is exit code 130."""
+    """Act; wrong input is one sentence on stderr and exit code 2, Ctrl-C is exit code 130.
+
+    A warning is a sentence on stderr too.
+    """
     talk = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: talk.print(f"warning: {message}")
+        _act(act, talk)
+
+
+def _act(act: Callable[[], object], talk: Console) -> None:
     try:
         act()
     except (ValueError, OSError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv as reader
 import io
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def csv(
     `target` is the column to predict, one of `classes`. Columns named by `id` (default: the line
     number) and `owner` are no inputs; neither are those in `ignore`. `groups` travel with the
     examples, and are inputs too unless ignored. Numbers are scaled from `ranges` (lowest, highest)
-    and cut off there; texts are one-hot by `categories`, all zero for one that is not listed.
+    and cut off there; texts are one-hot by `categories`, all zero for one that is not listed, and
+    a warning says how many those are.
     `learn_encoding` takes ranges, categories and classes that are not given from the data.
     Without `test_file`, a `test_share` is held out by `seed`.
     """
@@ -73,6 +75,8 @@ def csv(
     answers = tuple(classes) or tuple(sorted(set(table[target].tolist())))
     parts = []
     for where, part in zip((path, test_file), tables, strict=False):
+        if id is not None:
+            _check_ids(where, id, part)
         columns = [_column(where, name, part, known[name]) for name in names]
         y = _labels(where, target, part, answers)
         examples = Examples(
@@ -175,6 +179,14 @@ def _column(where: object, name: str, table: Table, known: Known) -> NDArray[np.
     low = known[0] if known else ""
     if isinstance(low, str):
         hot: NDArray[np.bool_] = column[:, None] == np.array(known, dtype=str)
+        none = np.flatnonzero(~hot.any(axis=1))
+        if len(none):
+            warnings.warn(
+                f"{where}, column {name}: {len(none)} of {len(column)} rows, the first in line "
+                f"{table.lines[none[0]]}, have none of the categories {', '.join(map(str, known))} "
+                "and count as none of them; is that meant, and not another spelling?",
+                stacklevel=4,
+            )
         return hot.astype(np.float32)
     numbers = _numbers(column)
     if numbers is None:
@@ -185,6 +197,17 @@ def _column(where: object, name: str, table: Table, known: Known) -> NDArray[np.
         )
     high = float(known[1])
     return np.clip((numbers - low) / (high - low), 0, 1).astype(np.float32)[:, None]
+
+
+def _check_ids(where: object, id: str, table: Table) -> None:
+    _, first, which = np.unique(table[id], return_index=True, return_inverse=True)
+    again = np.flatnonzero(first[which] != np.arange(len(which)))
+    if len(again):
+        line, earlier = (table.lines[k] for k in (again[0], first[which[again[0]]]))
+        raise ValueError(
+            f"{where}, line {line}, column {id}: the same id as in line {earlier}; every row needs "
+            f"its own. Rows of one person have owner = '{id}' in common, and an id each."
+        )
 
 
 def _numbers(column: NDArray[np.str_]) -> NDArray[np.float64] | None:
