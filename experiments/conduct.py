@@ -39,7 +39,10 @@ def conduct(
     `asked`: the experiments were named one by one, so that what lacks data is an error.
     """
     due = [name for name in names if again or not (results / f"{name}.json").exists()]
-    _say(f"{len(due)} of {len(names)} experiments to do, preset {lab.preset}")
+    _say(
+        f"{len(due)} of {len(names)} experiments to do, preset {lab.preset}; "
+        f"numbers in {results}, pictures in {pictures}, runs in {lab.folder}"
+    )
     possible = []
     for name in due:
         lack = lab.lacking(EXPERIMENTS[name].RUNS)
@@ -122,9 +125,10 @@ def _measure(lab: Lab, name: str, results: Path, pictures: Path) -> None:
     }
     _write(results / f"{name}.json", result)
     pictures.mkdir(parents=True, exist_ok=True)
+    picture = pictures / f"{name}.png"
     with rc_context(STYLE):
-        experiment.picture(lab, found, pictures / f"{name}.png")
-    _say(f"{name}: {time.monotonic() - began:.0f} s")
+        experiment.picture(lab, found, picture)
+    _say(f"{name}: {time.monotonic() - began:.0f} s, {results / f'{name}.json'}, {picture}")
 
 
 def _write(file: Path, result: dict[str, Any]) -> None:

@@ -26,13 +26,17 @@ def test_smoke(lab, name):
     assert (results / f"{name}.png").stat().st_size > 2000
 
 
-def test_what_is_there_is_not_done_again(lab):
+def test_what_is_there_is_not_done_again_and_where_it_is_said(lab, capsys):
     results = lab.out / "results"
     conduct(lab, ["figure1"], results, results)
     stamps = {file: file.stat().st_mtime_ns for file in lab.out.rglob("*") if file.is_file()}
     conduct(lab, ["figure1"], results, results)
     (results / "figure1.json").unlink()
+    capsys.readouterr()
     conduct(lab, ["figure1"], results, results)
+    said = capsys.readouterr().err
+    assert f"numbers in {results}, pictures in {results}, runs in {lab.folder}" in said
+    assert f"{results / 'figure1.json'}, {results / 'figure1.png'}" in said
     changed = {f.name for f in stamps if f.stat().st_mtime_ns != stamps[f]}
     assert changed == {"figure1.json", "figure1.png"}
 

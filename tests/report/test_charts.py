@@ -20,6 +20,23 @@ def test_drawing_is_one_well_formed_element_with_its_text_as_text():
     assert root.get("role") == "img"
 
 
+def test_long_labels_of_rows_are_wrapped_and_not_cut():
+    """Adult's Amer-Indian-Eskimo ended in an ellipsis."""
+    names = ["Amer-Indian-Eskimo *", "Married-civ-spouse × Other-relative × Amer-Indian-Eskimo"]
+
+    def rows(axes):
+        axes.set_yticks([0, 1], style.wrapped(names))
+
+    svg = str(chart("a", "h", "f", rows).svg)
+    texts = [text.strip() for text in re.findall(r"<text[^>]*>([^<]+)</text>", svg)]
+    assert names[0] in texts
+    assert "".join(names[1].split()) in "".join("".join(texts).split())
+    assert "…" not in svg
+    height = [float(re.search(r'viewBox="0 0 \S+ (\S+)"', str(s)).group(1)) for s in (
+        svg, chart("b", "h", "f", lines).svg)]  # fmt: skip
+    assert height[0] > height[1]
+
+
 def test_ids_of_two_drawings_never_meet():
     ids = [set(re.findall(r'id="([^"]+)"', str(chart(name, "h", "f", lines).svg))) for name in "ab"]
     assert ids[0]

@@ -62,6 +62,7 @@ def chart(
         figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor="none")
         axes = figure.add_subplot(facecolor="none")
         draw(axes)
+        figure.set_figheight(height + _more_lines(axes))
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", metadata={"Date": None})
     return Chart(name, heading, finding, _inline(name, drawn.getvalue(), f"{heading}. {finding}"))
@@ -70,6 +71,12 @@ def chart(
 def rows_height(rows: int) -> float:
     """The height, in inches, of a figure with so many groups as rows."""
     return 1.35 + 0.26 * max(3, rows)
+
+
+def _more_lines(axes: Axes) -> float:
+    """The height, in inches, that labels of rows need where they have more than one line."""
+    lines = [label.get_text().count("\n") for label in axes.get_yticklabels()]
+    return 0.16 * len(lines) * max(lines, default=0)
 
 
 def _inline(name: str, svg: str, alternative: str) -> Markup:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from epsilons.analysis.clip_bounds import BoundRow
 from epsilons.analysis.figures.examples import BINS
-from epsilons.analysis.figures.style import INK, MARKERS, PALE, SERIES, bare, room_for, words
+from epsilons.analysis.figures.style import INK, MARKERS, PALE, SERIES, bare, words, wrapped
 
 
 def bound_histograms(axes: Axes, rows: Sequence[BoundRow]) -> None:
@@ -45,7 +45,7 @@ def bound_groups(axes: Axes, rows: Sequence[BoundRow], by: Sequence[str] = ()) -
     for k, row in enumerate(rows):
         axes.plot(ends[:, k], places, MARKERS[k], color=SERIES[k],
                   markersize=max(4.0, 7.5 - 1.5 * k), label=row.label)  # fmt: skip
-    axes.set_yticks(places, room_for(names))
+    axes.set_yticks(places, wrapped(names))
     axes.set_ylim(-0.6, len(names) - 0.4)
     axes.set_xlim(0, 1.05 * np.nanmax(ends))
     axes.set_xlabel("mean ε")

@@ -14,8 +14,8 @@ from epsilons.analysis.figures.style import (
     ORANGE,
     SERIES,
     bare,
-    room_for,
     words,
+    wrapped,
 )
 
 _LINES = 12
@@ -30,7 +30,7 @@ def course_of_norms(axes: Axes, course: NormCourse) -> None:
     for k, name in enumerate(reversed(ordered)):
         colour, dash = SERIES[k % len(SERIES)], DASHES[k // len(SERIES) % len(DASHES)]
         axes.plot(course.steps, course.medians[name], color=colour, linestyle=dash, linewidth=1.5,
-                  label=room_for([name], 12)[0])  # fmt: skip
+                  label=wrapped([name], 12)[0])  # fmt: skip
     if course.max_grad_norm is not None:
         axes.axhline(course.max_grad_norm, color=INK, linewidth=1)
         words(axes, "clip bound", (float(course.steps[-1]), course.max_grad_norm), ha="right",

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from epsilons.analysis.attack import Attack
-from epsilons.analysis.figures.style import BLUE, GREY, INK, MARKERS, ORANGE, SERIES, bare, room_for
+from epsilons.analysis.figures.style import BLUE, GREY, INK, MARKERS, ORANGE, SERIES, bare, wrapped
 from epsilons.analysis.groups import GroupSummary
 
 
@@ -23,7 +23,7 @@ def group_bars(axes: Axes, summary: GroupSummary) -> None:
         bar.set_alpha(shade)
     axes.errorbar(means, places, xerr=reach, fmt="none", ecolor=INK, elinewidth=1, capsize=2)
     names = [f"{row.group} *" if row.small else row.group for row in rows]
-    axes.set_yticks(places, room_for(names))
+    axes.set_yticks(places, wrapped(names))
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.set_xlim(0, 1.05 * max(row.interval.high for row in rows))
     axes.set_xlabel("mean ε (bars)")
@@ -67,7 +67,7 @@ def attack_success(axes: Axes, attacks: Mapping[str, Attack], order: Sequence[st
         axes.errorbar(100 * success, places, xerr=100 * reach, fmt=MARKERS[k], color=SERIES[k],
                       markersize=5, elinewidth=1.2, capsize=2, label=label)  # fmt: skip
     axes.axvline(50, color=GREY, linewidth=1, linestyle="--")
-    axes.set_yticks(range(len(lines)), room_for(lines))
+    axes.set_yticks(range(len(lines)), wrapped(lines))
     axes.set_ylim(-0.7, len(lines) - 0.3)
     axes.set_xlabel("right guesses in % (50: guessing)")
     if first.by:

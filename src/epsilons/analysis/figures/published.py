@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
-from epsilons.analysis.figures.style import BLUE, ORANGE, bare, room_for
+from epsilons.analysis.figures.style import BLUE, ORANGE, bare, wrapped
 
 Named = tuple[str, float, float, float]  # name, value, low, high
 
@@ -22,7 +22,7 @@ def published_intervals(axes: Axes, rows: Sequence[Named], worst_case: float) ->
     axes.axvline(worst_case, color=ORANGE, linewidth=2)
     axes.set_title(f"worst case {worst_case:.2f}", loc="right", color=ORANGE,
                    fontsize=axes.xaxis.label.get_fontsize())  # fmt: skip
-    axes.set_yticks(places, room_for([name for name, _, _, _ in rows]))
+    axes.set_yticks(places, wrapped([name for name, _, _, _ in rows]))
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.set_xlim(0, 1.02 * max(worst_case, float(ends.max(initial=0.0))))
     axes.set_xlabel("ε")

@@ -6,6 +6,8 @@ would have to tell lines apart, dashes and markers do it as well.
 
 from __future__ import annotations
 
+import textwrap
+
 from matplotlib.axes import Axes
 
 INK, GREY, PALE = "#1b1b1b", "#767676", "#d9d9d9"
@@ -43,6 +45,10 @@ def short(value: float) -> str:
     return text.replace("e-0", "e-")
 
 
-def room_for(labels: list[str], longest: int = 18) -> list[str]:
-    """Labels cut to a length that leaves room for the figure."""
-    return [text if len(text) <= longest else text[: longest - 1] + "…" for text in labels]
+def wrapped(labels: list[str], width: int = 22) -> list[str]:
+    """Labels in lines of a width that leaves room for the figure; nothing is cut off.
+
+    >>> wrapped(["Amer-Indian-Eskimo *", "Other"]), wrapped(["Amer-Indian-Eskimo *"], 12)
+    (['Amer-Indian-Eskimo *', 'Other'], ['Amer-Indian-\\nEskimo *'])
+    """
+    return ["\n".join(textwrap.wrap(text, width)) or text for text in labels]
