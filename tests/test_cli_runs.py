@@ -184,8 +184,6 @@ def test_wrong_use_is_one_sentence(typed, arguments, sentence):
 @pytest.mark.parametrize(
     ("half", "verbs"),
     [
-        ("private/examples.npz", (["report"], ["owner", "3"], ["export"], ["groups"])),
-        ("private/test.npz", (["report"], ["attack"])),
         ("public/plan.json", (["report"], ["report", "--public"])),
     ],
 )

@@ -2,11 +2,14 @@
 
 import json
 import sqlite3
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from epsilons import Examples, Plan, Run
+from epsilons import journal as journal_module
+from epsilons.chain import Chain
 
 PLAN = Plan(
     n=5, sample_rate=0.2, steps=40, noise_multiplier=1.5, max_grad_norm=1.0, delta=1e-5,
@@ -113,3 +116,114 @@ def test_steps_charged_again_are_in_what_is_published(run):
     charge(run, 30, 40)
     assert run.epsilons().worst_case == pytest.approx(now["worst_case"]["tight"], rel=1e-9)
     assert Run.checked(run.path).journal.repeated == 30
+
+
+def people():
+    return Examples(
+        ids=["i0", "i1", "i2", "i3", "i4"],
+        owners=["ann", "bea", "bea", "cyd", "dan"],
+        groups={"town": ["x", "x", "y", "y", "y"]},
+        digests=[b"0a", b"1a", b"2a", b"3a", b"4a"],
+    )
+
+
+def finished(path):
+    """A sealed run with owners, groups, digests and outcomes; its journal is closed."""
+    run = Run.create(path, PLAN, people())
+    charge(run, 0, 40)
+    held_out = Examples(ids=["h0", "h1"], owners=["eve", "ann"]).with_outcomes([3.0, 4.0], [1, 0])
+    run.record_outcomes([0.1, 0.2, 0.3, 0.4, 0.5], [True, True, False, True, True], held_out)
+    run.journal.seal()
+    run.journal.close()
+    return path
+
+
+def test_what_is_known_of_the_examples_comes_back(tmp_path):
+    run = Run.checked(finished(tmp_path / "run"))
+    for name in ("ids", "owners", "digests"):
+        np.testing.assert_array_equal(getattr(run.examples, name), getattr(people(), name))
+    np.testing.assert_array_equal(run.examples.groups["town"], people().groups["town"])
+    assert run.examples.losses.tolist() == [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert run.examples.correct.tolist() == [True, True, False, True, True]
+    assert run.test.owners.tolist() == ["eve", "ann"]
+    assert run.test.losses.tolist() == [3.0, 4.0]
+
+
+def rolled(examples, name):
+    """The same examples with one column moved on by one."""
+    if name in examples.groups:
+        return replace(examples, groups={name: np.roll(examples.groups[name], 1)})
+    return replace(examples, **{name: np.roll(getattr(examples, name), 1)})
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.parametrize("name", ["owners", "town", "digests", "losses", "correct", "held out"])
+def test_a_column_that_was_rolled_is_found(tmp_path, name, sealed):
+    """examples.npz stood beside the chain: rolled owners had another's ε, and verify said OK."""
+    path = finished(tmp_path / "run")
+    anchor, file = path / "public" / "anchor.json", path / "private" / "journal.sqlite"
+    if not sealed:
+        anchor.write_text(json.dumps({**json.loads(anchor.read_text()), "seal": None}))
+    run = Run.open(path)
+    if name == "held out":
+        blob = ("norms", "outcomes", rolled(run.test, "owners").packed())
+    elif name in ("losses", "correct"):
+        outcomes = Examples(run.examples.ids, losses=run.examples.losses,
+                            correct=run.examples.correct)  # fmt: skip
+        blob = ("indices", "outcomes", rolled(outcomes, name).packed(ids=False))
+    else:
+        blob = ("norms", "open", rolled(people(), name).packed(ids=False))
+    with sqlite3.connect(file) as journal:
+        journal.execute(f"UPDATE entry SET {blob[0]} = ? WHERE kind = ?", (blob[2], blob[1]))
+    journal.close()
+    assert Run.open(path).examples  # it can be read, and is not what was written
+    with pytest.raises(ValueError, match=r"(is not the file that was sealed|was changed).*trusted"):
+        Run.checked(path)
+    with pytest.raises(ValueError, match=r"is not the file that was sealed|was changed"):
+        Run.open(path).verify()
+
+
+def test_outcomes_recorded_again_after_a_crash_are_the_last_ones(tmp_path):
+    run = Run.create(tmp_path / "run", PLAN, people())
+    charge(run, 0, 40)
+    run.record_outcomes([9.0] * 5)
+    assert Run.checked(run.path).examples.losses.tolist() == [9.0] * 5
+    run.record_outcomes([1.0] * 5)
+    again = Run.checked(run.path)
+    assert again.examples.losses.tolist() == [1.0] * 5
+    assert again.examples.correct is again.test is None
+
+
+def of_format_1(path):
+    """A run as earlier versions left it: no format number, examples beside the journal."""
+    run = Run.create(path, PLAN, people(), seed=3)
+    opening = dict(run.journal.opening)
+    del opening["format"]
+    ids = run.journal.ids.tobytes()
+    run.journal.close()
+    (path / "private" / "journal.sqlite").unlink()
+    Chain.create(
+        path / "private" / "journal.sqlite", path / "public" / "anchor.json", "open", opening, ids
+    ).close()
+    for name, examples in (("examples", people()), ("test", Examples.numbered(2))):
+        (path / "private" / f"{name}.npz").write_bytes(examples.packed())
+    return path
+
+
+def test_a_run_of_an_earlier_version_is_readable(tmp_path):
+    run = Run.checked(of_format_1(tmp_path / "run"))
+    assert run.journal.format == 1
+    assert run.examples.owners.tolist() == people().owners.tolist()
+    assert len(run.test) == 2
+    file = run.path / "private" / "examples.npz"
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(ValueError, match=r"examples\.npz is not there or damaged; put it back"):
+        assert Run.checked(run.path).examples
+
+
+def test_a_run_of_a_later_version_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal_module, "FORMAT", 3)
+    Run.create(tmp_path / "run", PLAN, people()).journal.close()
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"its format is 3, and this version .* reads up to 2"):
+        Run.open(tmp_path / "run")

@@ -57,7 +57,13 @@ class Chain:
 
     @classmethod
     def create(
-        cls, path: Path, anchor: Path | None, kind: str, facts: dict[str, Any], indices: bytes
+        cls,
+        path: Path,
+        anchor: Path | None,
+        kind: str,
+        facts: dict[str, Any],
+        indices: bytes = b"",
+        norms: bytes = b"",
     ) -> Self:
         """A new file of mode 0600 with its first entry; it appears complete or not at all."""
         if path.exists():
@@ -69,7 +75,7 @@ class Chain:
         with connection:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute(_SCHEMA)
-            _insert(connection, kind, facts, indices, b"")
+            _insert(connection, kind, facts, indices, norms)
         connection.close()
         os.replace(draft, path)
         chain = cls(path, anchor)

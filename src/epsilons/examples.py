@@ -5,24 +5,26 @@ Ids, owners, groups by column, and (after training) losses and correctness. All 
 
 from __future__ import annotations
 
+import io
 import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from epsilons.files import private_file
-
 _GROUP = "group:"
+_OPTIONAL = ("owners", "losses", "correct", "digests")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Examples:
     """n examples: `ids` (n,), and optionally owners, groups, final losses and correctness (n,).
+
+    `digests` (n,): what each record is known by in other runs on the same data, whatever its id
+    there; `fit` computes them from the data (`training.identity.record_digests`).
 
     >>> people = Examples(ids=["a", "b"], groups={"sex": ["F", "M"]})
     >>> people
@@ -34,13 +36,14 @@ class Examples:
     groups: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     losses: NDArray[np.float64] | None = None
     correct: NDArray[np.bool_] | None = None
+    digests: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
         ids = _column("ids", self.ids, None)
         if len(np.unique(ids)) != len(ids):
             raise ValueError(f"ids of {len(ids)} examples repeat; every example needs its own")
         object.__setattr__(self, "ids", ids)
-        for name in ("owners", "losses", "correct"):
+        for name in _OPTIONAL:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _column(name, getattr(self, name), len(ids)))
         groups = {name: _column(name, column, len(ids)) for name, column in self.groups.items()}
@@ -62,31 +65,33 @@ class Examples:
         """The same examples with their losses and correctness under the final model."""
         return replace(self, losses=losses, correct=correct)  # type: ignore[arg-type]
 
-    def save(self, path: Path) -> None:
+    def packed(self, *, ids: bool = True) -> bytes:
+        """Every column there is, with the ids or without, as an `.npz` file of numbers and text."""
         columns = {_GROUP + name: column for name, column in self.groups.items()}
-        for name in ("ids", "owners", "losses", "correct"):
+        for name in (*(("ids",) if ids else ()), *_OPTIONAL):
             if getattr(self, name) is not None:
                 columns[name] = getattr(self, name)
-        with private_file(path) as file:
-            np.savez(file, **columns)  # type: ignore[arg-type]
+        content = io.BytesIO()
+        np.savez_compressed(content, **columns)  # type: ignore[arg-type]
+        return content.getvalue()
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        if not path.exists():
-            raise ValueError(f"{path} is not there; put it back from a copy of the run folder")
+    def unpacked(cls, content: bytes, ids: ArrayLike | None = None) -> Self:
+        """What `packed` was made of; `ids` where it was made without. ValueError if damaged."""
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            with np.load(io.BytesIO(content), allow_pickle=False) as stored:
                 columns = dict(stored)
-        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise ValueError(
-                f"{path} is damaged; put it back from a copy of the run folder"
-            ) from error
-        groups = {
-            name.removeprefix(_GROUP): columns.pop(name)
-            for name in list(columns)
-            if name.startswith(_GROUP)
-        }
-        return cls(groups=groups, **columns)
+            groups = {
+                name.removeprefix(_GROUP): columns.pop(name)
+                for name in list(columns)
+                if name.startswith(_GROUP)
+            }
+            given = columns if ids is None else {"ids": ids, **columns}
+            return cls(groups=groups, **given)
+        except (
+            ValueError, EOFError, RuntimeError, TypeError, zipfile.BadZipFile, zlib.error,
+        ) as error:  # fmt: skip
+            raise ValueError(f"the columns of the examples are damaged: {error}") from error
 
 
 def _column(name: str, values: ArrayLike, n: int | None) -> NDArray[Any]:

@@ -31,6 +31,7 @@ from epsilons.runs import Run
 from epsilons.settings import Settings
 from epsilons.training import check_model, correct_class, fit, gradient_norms, supervised
 from epsilons.training.environment import usable_device
+from epsilons.training.identity import with_digests
 from epsilons.training.sampling import batch_of
 
 DEMO_EPSILON = 4.0
@@ -83,7 +84,7 @@ def train(settings: Settings, out: str | os.PathLike[str]) -> Run:
     run = Run.create(
         out,
         settings.plan(len(data.examples), bound),
-        data.examples,
+        with_digests(data.examples, data.train),
         random_loss=bool(learned.random_loss),
         seed=settings.seed,
     )

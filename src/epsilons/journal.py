@@ -26,6 +26,9 @@ from epsilons.chain import SALT_BYTES, Chain, Entry
 from epsilons.held import Events, Rows, durations, extra_rows, positions, with_events
 
 SomeKind = Literal["sampled", "followed"]
+# 1 (no number in the opening): examples and outcomes stand in files beside the journal.
+# 2: they are part of the chain.
+FORMAT = 2
 
 
 class Verified(NamedTuple):
@@ -49,6 +52,12 @@ class Journal:
         opening = chain.last("open")
         if opening is None:
             raise ValueError("the first entry is missing")
+        self.format: int = opening.facts.get("format", 1)
+        if self.format > FORMAT:
+            raise ValueError(
+                f"its format is {self.format}, and this version of epsilons reads up to {FORMAT}; "
+                "a newer version reads it"
+            )
         self.plan = Plan.from_dict(opening.facts["plan"])
         self.opening: Mapping[str, Any] = opening.facts
         self.random_loss: bool = opening.facts["random_loss"]
@@ -63,6 +72,7 @@ class Journal:
         plan: Plan,
         ids: ArrayLike | None = None,
         *,
+        columns: bytes = b"",
         random_loss: bool = False,
         anchor: Path | None = None,
         salt: bytes | None = None,
@@ -70,6 +80,7 @@ class Journal:
     ) -> Self:
         """A new journal, mode 0600. `ids` (n,) name the examples in data set order.
 
+        `columns`: what else is known of the examples (see `Examples.packed`), for the opening.
         `random_loss`: the loss draws (dropout, augmentation), so that norms of a refresh are not
         quite those of the step. `anchor`: where the head of the chain is published. `salt`: for
         reproducible runs, as is the `seed` to be noted; by default it is random.
@@ -81,13 +92,14 @@ class Journal:
                 f"expected {plan.n} numbers or strings, one per example of the plan"
             )
         opening = {
+            "format": FORMAT,
             "plan": plan.to_dict(),
             "id_type": names.dtype.str,
             "random_loss": random_loss,
             "seed": seed,
             "salt": (os.urandom(SALT_BYTES) if salt is None else salt).hex(),
         }
-        return cls(Chain.create(Path(path), anchor, "open", opening, names.tobytes()))
+        return cls(Chain.create(Path(path), anchor, "open", opening, names.tobytes(), columns))
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, anchor: Path | None = None) -> Self:
@@ -229,6 +241,26 @@ class Journal:
         if not 0 <= step <= self.steps_charged:
             raise ValueError(f"can't go back to step {step} of {self.steps_charged}")
         self._chain.append("restart", {"step": step}, b"", b"")
+
+    def record_outcomes(self, training: bytes, held_out: bytes) -> None:
+        """How the examples fared under the final model, as packed columns; the last record counts.
+
+        `held_out`: the held-out examples with their outcomes, empty if there are none.
+        """
+        self._chain.append("outcomes", {}, training, held_out)
+
+    @property
+    def columns(self) -> bytes:
+        """What the opening knows of the examples beside their ids."""
+        return self._chain.norms(0)
+
+    @property
+    def outcomes(self) -> tuple[bytes, bytes] | None:
+        """What `record_outcomes` was given, once it was."""
+        last = self._chain.last("outcomes")
+        if last is None:
+            return None
+        return self._chain.indices(last.number), self._chain.norms(last.number)
 
     def seal(self) -> None:
         """End the journal: nothing can be added, and any byte changed from now on is found."""

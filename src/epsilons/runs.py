@@ -2,7 +2,7 @@
 
 RUN/public/plan.json          the plan, its worst case, steps repeated: safe for everyone
 RUN/private/                  mode 0700, every file 0600: for the curator alone
-    journal.sqlite  examples.npz  test.npz  model.pt  report.html
+    journal.sqlite  model.pt  report.html
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from epsilons.journal import Journal, Verified
 
 _HALVES = ("public", "private")
 _BUDGET = "budget.sqlite"
-_FIRST_FILES = (_BUDGET, "plan.json", "examples.npz", "journal.sqlite")
+_FIRST_FILES = (_BUDGET, "plan.json", "journal.sqlite")
 # A stated worst case may be above ours, since other versions priced more loosely; hardly below.
 _LOW, _HIGH = 1 - 1e-6, 1 + 1e-2
 
@@ -66,13 +66,13 @@ class Run:
             raise ValueError(f"{len(examples)} examples were given; the plan says n={plan.n}")
         private_folder(path / "private")
         (path / "public").mkdir()
-        examples.save(path / "private" / "examples.npz")
         _write_summary(path, _summary(plan, plan.steps, 0, seed))
         # the journal comes last: a folder without one has released nothing
         journal = Journal.create(
             path / "private" / "journal.sqlite",
             plan,
             examples.ids,
+            columns=examples.packed(ids=False),
             random_loss=random_loss,
             anchor=path / "public" / "anchor.json",
             salt=None if seed is None else hashlib.sha256(f"salt {seed}".encode()).digest(),
@@ -213,18 +213,47 @@ class Run:
 
     @cached_property
     def examples(self) -> Examples:
-        return Examples.load(self.path / "private" / "examples.npz")
+        """The training examples, with their outcomes once the run has them."""
+        journal = self.journal
+        if journal.format == 1:
+            examples = self._stored_beside("examples.npz")
+        else:
+            examples = Examples.unpacked(journal.columns, journal.ids)
+        if journal.outcomes is None:
+            return examples
+        found = Examples.unpacked(journal.outcomes[0], journal.ids)
+        assert found.losses is not None
+        return examples.with_outcomes(found.losses, found.correct)
 
     @cached_property
     def test(self) -> Examples | None:
-        file = self.path / "private" / "test.npz"
-        return Examples.load(file) if file.exists() else None
+        """The held-out examples with their outcomes, if there are any."""
+        outcomes = self.journal.outcomes
+        if outcomes is not None:
+            return Examples.unpacked(outcomes[1]) if outcomes[1] else None
+        if self.journal.format == 1 and (self.path / "private" / "test.npz").exists():
+            return self._stored_beside("test.npz")
+        return None
 
-    def save_examples(self, examples: Examples, test: Examples | None = None) -> None:
-        """Write what is known of the training examples and, if given, of the held-out ones."""
-        examples.save(self.path / "private" / "examples.npz")
-        if test is not None:
-            test.save(self.path / "private" / "test.npz")
+    def _stored_beside(self, name: str) -> Examples:
+        """Examples of a run of format 1, whose chain doesn't cover them."""
+        file = self.path / "private" / name
+        try:
+            return Examples.unpacked(file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{file} is not there or damaged; put it back from a copy of the run folder"
+            ) from error
+
+    def record_outcomes(
+        self, losses: ArrayLike, correct: ArrayLike | None = None, test: Examples | None = None
+    ) -> None:
+        """Losses and correctness (n,) of the training examples, and the held-out ones with theirs.
+
+        To be called before the journal is sealed: they are covered by its chain.
+        """
+        training = Examples(self.journal.ids).with_outcomes(losses, correct).packed(ids=False)
+        self.journal.record_outcomes(training, b"" if test is None else test.packed())
         for name in ("examples", "test"):
             self.__dict__.pop(name, None)
 

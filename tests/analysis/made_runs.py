@@ -18,6 +18,7 @@ def make_run(
     moving=1.0,
     phases=(),
     taken=None,
+    columns=None,
     **plan,
 ):
     """A run with columns `class` (three, of growing difficulty) and `sex`.
@@ -30,7 +31,8 @@ def make_run(
     run_plan = Plan(n=n, steps=steps, noise_multiplier=noise, delta=1e-5, clipping=clipping,
                     levels=levels, phases=phases, **settings)  # fmt: skip
     label, sex, hard = _people(rng, n)
-    run = Run.create(path, run_plan, _examples("train", label, sex))
+    people = _examples("train", label, sex)
+    run = Run.create(path, run_plan, Examples(people.ids, groups=columns or people.groups))
     chosen = np.sort(rng.choice(n, follow, replace=False))
     for first in range(0, steps if taken is None else taken, 10):
         run.journal.record(first, _norms(hard, first, steps, moving))
@@ -39,10 +41,9 @@ def make_run(
             norms = [_norms(hard[chosen], first + k, steps, moving) for k in range(10)]
             run.journal.record_some("followed", first, [chosen] * 10, norms)
     test_label, test_sex, test_hard = _people(rng, tested)
-    run.save_examples(
-        _examples("train", label, sex, hard, rng),
-        _examples("test", test_label, test_sex, 1.1 * test_hard, rng),
-    )
+    train = _examples("train", label, sex, hard, rng)
+    test = _examples("test", test_label, test_sex, 1.1 * test_hard, rng)
+    run.record_outcomes(train.losses, train.correct, test)
     return run
 
 

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from epsilons import Journal, Plan, Run, individual_epsilons
 from epsilons.integrations.opacus import attach
 from epsilons.training import gradient_norms, supervised
+from epsilons.training.identity import record_digests
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Secure RNG turned off"),
@@ -207,6 +208,7 @@ def test_the_run_folder_is_complete_and_the_optimizer_let_go(tmp_path):
     assert run.finished
     assert run.journal.verify().sealed
     assert run.journal.refreshes == (0, 2, 4, 6, 8, 10)
+    np.testing.assert_array_equal(run.examples.digests, record_digests(loader.dataset))
 
 
 def test_opacus_norms_above_the_bound_cost_the_worst_case(tmp_path):

@@ -180,7 +180,8 @@ def test_html_is_whole_escaped_and_asks_nothing_of_the_network(after):
 def test_a_record_is_pointed_to_its_owner_and_one_held_out_is_told_so(tmp_path):
     """Once all three were told that no such record is in this run."""
     run = make_run(tmp_path / "run", n=40, owners=["H0001"] * 6 + [f"h{k}" for k in range(34)])
-    run.save_examples(run.examples, Examples(ids=["id-90001"], owners=["H0700"]))
+    held_out = Examples(ids=["id-90001"], owners=["H0700"])
+    run.record_outcomes([0.0] * run.plan.n, test=held_out)
     with pytest.raises(ValueError, match="'id-00003' is a record of owner 'H0001': ask for that"):
         owner_statement(run, "id-00003")
     for held_out in ("id-90001", "H0700"):

@@ -16,6 +16,7 @@ from epsilons.training import (
     gradient_norms,
     private_step,
 )
+from epsilons.training.identity import record_digests
 from epsilons.training.noise import grid, rounding_charge
 
 
@@ -95,6 +96,7 @@ def test_examples_get_their_losses_and_correctness(tmp_path):
     np.testing.assert_allclose(again.examples.losses, losses.numpy(), rtol=1e-6)
     np.testing.assert_array_equal(again.test.correct, right.numpy())
     assert list(again.test.groups) == ["class"]
+    np.testing.assert_array_equal(again.examples.digests, record_digests(data()))
 
 
 def test_callback_and_schedule_run_after_every_step(tmp_path):

@@ -283,7 +283,7 @@ def test_keys_are_readable_by_the_owner_alone_and_gone_when_the_run_ends(tmp_pat
     assert checkpoint.read_checkpoint(file)["noise"]["key"].numel() == 32
     trained.trained(tmp_path / "run", trained.plan(), resume=True)
     left = sorted(entry.name for entry in (tmp_path / "run" / "private").iterdir())
-    assert left == ["examples.npz", "journal.sqlite", "model.pt", "timings.json"]
+    assert left == ["journal.sqlite", "model.pt", "timings.json"]
 
 
 def test_state_of_a_callback_is_part_of_the_checkpoint(tmp_path):

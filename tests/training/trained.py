@@ -68,12 +68,15 @@ def child(out, clipping):
     long_run(out, clipping)
 
 
+KINDS = ("open", "refresh", "charge", "restart", "sampled", "followed")
+
+
 def entries(run):
     """Everything the journal holds, as plain values."""
     chain = run.journal._chain
     return [
         (entry, chain.indices(entry.number), chain.norms(entry.number))
-        for entry in chain.entries("open", "refresh", "charge", "restart", "sampled", "followed")
+        for entry in chain.entries(*KINDS)
     ]
 
 

@@ -27,7 +27,7 @@ def attack(
     json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """How often members are told from non-members by their loss (for the curator)."""
-    folder = Run.open(run)
+    folder = Run.checked(run)
     columns = None if by is None else tuple(by.split(","))
     found = loss_threshold_attack(folder.examples, folder.test, columns, splits=splits, seed=seed)
     if json:

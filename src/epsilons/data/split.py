@@ -100,6 +100,8 @@ def fewer(data: Data, n: int, seed: int = 0) -> Data:
 
 
 def _chosen(examples: Examples, rows: NDArray[np.int64]) -> Examples:
-    owners = None if examples.owners is None else examples.owners[rows]
+    owners, digests = (
+        None if column is None else column[rows] for column in (examples.owners, examples.digests)
+    )
     groups = {name: column[rows] for name, column in examples.groups.items()}
-    return Examples(ids=examples.ids[rows], owners=owners, groups=groups)
+    return Examples(ids=examples.ids[rows], owners=owners, groups=groups, digests=digests)

@@ -20,6 +20,7 @@ from epsilons.files import private_file
 from epsilons.runs import Run
 from epsilons.training import check_model, gradient_norms
 from epsilons.training.clipping import NORM_ERROR
+from epsilons.training.identity import with_digests
 from epsilons.training.norms import LossFn
 from epsilons.training.step import charged_norms
 
@@ -59,7 +60,7 @@ class Accounted:
             learned = check_model(model, loss_fn, first)
         self.random_loss = bool(learned.random_loss)
         names = Examples.numbered(n) if examples is None else examples
-        self.run = Run.create(out, plan, names, random_loss=self.random_loss)
+        self.run = Run.create(out, plan, with_digests(names, dataset), random_loss=self.random_loss)
         self._model, self._loss_fn, self._dataset = model, loss_fn, dataset
         self._batch_size, self._collate, self._resting = batch_size, collate_fn, resting
         self._on_grid = on_grid

@@ -22,7 +22,7 @@ from epsilons.training.checkpoint import State, read_checkpoint
 from epsilons.training.checks import check_model
 from epsilons.training.environment import environment, usable_device
 from epsilons.training.evaluation import CorrectFn, outcomes, to_device
-from epsilons.training.identity import difference, identity
+from epsilons.training.identity import difference, identity, with_digests
 from epsilons.training.interrupt import interruptible
 from epsilons.training.loop import Loop, Step, stream
 from epsilons.training.norms import LossFn, trainable
@@ -95,7 +95,13 @@ def fit(
             if run is None:
                 batch = to_device(batch_of(train, torch.arange(min(n, 3))), where)
                 learned = check_model(model, loss_fn, batch)
-                run = Run.create(out, plan, names, random_loss=bool(learned.random_loss), seed=seed)
+                run = Run.create(
+                    out,
+                    plan,
+                    with_digests(names, train),
+                    random_loss=bool(learned.random_loss),
+                    seed=seed,
+                )
             state = _fresh_state(model, optimizer, scheduler, on_step, seed, n, follow)
             loop = Loop(
                 run=run,
@@ -206,16 +212,14 @@ def _leave_behind(
     where: torch.device,
 ) -> None:
     """Every example's final loss and correctness, the model; then no key is left."""
-    examples = run.examples.with_outcomes(
-        *outcomes(model, loss_fn, correct_fn, train, PASS_BATCH, where)
-    )
+    losses, correct = outcomes(model, loss_fn, correct_fn, train, PASS_BATCH, where)
     held_out = None
     if test is not None:
         named = test_examples or Examples.numbered(len(test))  # type: ignore[arg-type]
         held_out = named.with_outcomes(
             *outcomes(model, loss_fn, correct_fn, test, PASS_BATCH, where)
         )
-    run.save_examples(examples, held_out)
+    run.record_outcomes(losses, correct, held_out)
     with private_file(run.model_file) as file:
         torch.save(model.state_dict(), file)
     run.journal.seal()

@@ -1,13 +1,16 @@
-"""What makes two calls the same run: plan, data set and model."""
+"""What makes two calls the same run: plan, data set and model; and two records the same record."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, TensorDataset
@@ -15,6 +18,7 @@ from torch.utils.data import Dataset, TensorDataset
 from epsilons.accounting.plan import Plan
 from epsilons.examples import Examples
 
+_HEX = 32  # hexadecimal digits of a record's digest
 _PROBES = 32  # examples of a data set that are looked at where it is not made of tensors
 
 
@@ -58,6 +62,53 @@ def data_digest(data: Dataset[Any]) -> str:
     n = len(data)  # type: ignore[arg-type]
     first, second = _probed(data, n), _probed(data, n)
     return first if first == second else f"{n} examples, drawn anew at each look"
+
+
+def with_digests(examples: Examples, data: Dataset[Any]) -> Examples:
+    """The examples with the digests of their records; given ones stay."""
+    if examples.digests is not None:
+        return examples
+    return replace(examples, digests=record_digests(data))
+
+
+def record_digests(data: Dataset[Any]) -> NDArray[np.bytes_] | None:
+    """(n,) what each record is known by, whatever its id: 128 bits of SHA-256 in hexadecimal.
+
+    Over type, shape and content of the record's tensors in order, so that a record has the same
+    digest in every data set that gives it as the same tensors. None for a data set that gives an
+    example differently each time it is asked. To be kept private: who can guess a record can
+    compute its digest.
+    """
+    n = len(data)  # type: ignore[arg-type]
+    if not isinstance(data, TensorDataset) and _probed(data, n) != _probed(data, n):
+        return None
+    found = (hashlib.sha256(b"".join(parts)).hexdigest()[:_HEX] for parts in _records(data, n))
+    return np.fromiter((digest.encode() for digest in found), dtype=f"S{_HEX}", count=n)
+
+
+def _records(data: Dataset[Any], n: int) -> Iterator[list[bytes]]:
+    """What identifies each record: kind, length and bytes of each of its tensors."""
+    if isinstance(data, TensorDataset):  # without n little tensors
+        heads = [_head(str(t.dtype), tuple(t.shape[1:])) for t in data.tensors]
+        rows = [
+            t.detach().cpu().contiguous().reshape(n, t.shape[1:].numel()).view(torch.uint8).numpy()
+            for t in data.tensors
+        ]
+        for k in range(n):
+            yield [part for head, row in zip(heads, rows, strict=True) for part in (head, row[k])]
+        return
+    for k in range(n):
+        parts = []
+        for leaf in tree_leaves(data[k]):
+            content = _bytes(leaf)
+            shaped = isinstance(leaf, Tensor | np.ndarray)
+            kind = _head(str(leaf.dtype), tuple(leaf.shape)) if shaped else _head("", ())
+            parts += [kind, content] if shaped else [kind, len(content).to_bytes(8, "big"), content]
+        yield parts
+
+
+def _head(kind: str, shape: tuple[int, ...]) -> bytes:
+    return f"{kind.removeprefix('torch.')}{shape}:".encode()
 
 
 def _probed(data: Dataset[Any], n: int) -> str:
