@@ -1,6 +1,8 @@
 """What the run folder states is what its journal says, or it is refused."""
 
+import dataclasses
 import json
+import re
 import sqlite3
 from dataclasses import replace
 
@@ -227,3 +229,22 @@ def test_a_run_of_a_later_version_is_refused(tmp_path, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(ValueError, match=r"its format is 3, and this version .* reads up to 2"):
         Run.open(tmp_path / "run")
+
+
+def test_more_records_of_one_owner_than_promised_are_refused_at_the_door(tmp_path):
+    promised = dataclasses.replace(PLAN, max_records_per_owner=2)
+    for owners, why in [(None, "have no owners"), (list("abbbc"), "more records than")]:
+        with pytest.raises(ValueError, match=why) as refused:
+            Run.create(tmp_path / "run", promised, Examples(ids=range(5), owners=owners))
+        assert not re.search("3|'b'", str(refused.value))  # neither who nor how many
+        assert not (tmp_path / "run").exists()
+    run = Run.create(tmp_path / "run", promised, Examples(ids=range(5), owners=list("abbcc")))
+    assert Run.open(run.path).plan.max_records_per_owner == 2
+
+
+def test_a_run_from_before_records_were_limited_can_be_read(run):
+    """It promises nothing per person."""
+    facts = stated(run)
+    del facts["plan"]["max_records_per_owner"]
+    (run.path / "public" / "plan.json").write_text(json.dumps(facts))
+    assert Run.checked(run.path).plan.max_records_per_owner is None

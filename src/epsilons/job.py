@@ -225,7 +225,8 @@ def _network(settings: Settings, data: Data, base: Path) -> nn.Module:
 
 def _median_norm(settings: Settings, model: nn.Module, data: Data, out: Path) -> float:
     """The private median of the norms at initialisation, charged to the budget of the run to be."""
-    settings.plan(len(data.examples), bound=1.0)  # refused before anything is paid for
+    # refused before anything is paid for
+    Run.expect_planned(settings.plan(len(data.examples), bound=1.0), data.examples)
     norms = gradient_norms(model, _loss(settings), data.train, batch_size=_PASS_BATCH)
     private_folder(out / "private")
     with Budget.of_run(out) as budget:

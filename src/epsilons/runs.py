@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from epsilons.accounting.individual import METHODS, Method
@@ -62,8 +63,7 @@ class Run:
         """
         path = Path(path)
         cls.expect_free(path)
-        if len(examples) != plan.n:
-            raise ValueError(f"{len(examples)} examples were given; the plan says n={plan.n}")
+        cls.expect_planned(plan, examples)
         private_folder(path / "private")
         (path / "public").mkdir()
         _write_summary(path, _summary(plan, plan.steps, 0, seed))
@@ -109,6 +109,26 @@ class Run:
         found = self.journal.verify()
         self._check_summary()
         return found
+
+    @staticmethod
+    def expect_planned(plan: Plan, examples: Examples) -> None:
+        """ValueError if the examples are not those that the plan speaks of."""
+        if len(examples) != plan.n:
+            raise ValueError(f"{len(examples)} examples were given; the plan says n={plan.n}")
+        most = plan.max_records_per_owner
+        if most is None:
+            return
+        if examples.owners is None:
+            raise ValueError(
+                f"max_records_per_owner={most} can't be checked: the examples have no owners; "
+                "give a column of owners, or leave it out"
+            )
+        # neither who, nor how many they have: both are private
+        if (np.unique(examples.owners, return_counts=True)[1] > most).any():
+            raise ValueError(
+                f"an owner has more records than max_records_per_owner={most}; leave some of them "
+                "out, or promise a larger number to everyone"
+            )
 
     @staticmethod
     def expect_free(path: str | os.PathLike[str]) -> None:

@@ -25,7 +25,7 @@ DATA_KEYS = (
 )  # fmt: skip
 _PLAN_KEYS = (
     "delta", "batch_size", "sample_rate", "epochs", "steps", "refreshes_per_epoch",
-    "refresh_every", "refresh_schedule", "clipping", "rounding", "levels",
+    "refresh_every", "refresh_schedule", "clipping", "rounding", "levels", "max_records_per_owner",
 )  # fmt: skip
 
 
@@ -110,6 +110,7 @@ class Settings(BaseModel):
     clipping: Clipping = "max"
     rounding: Rounding | None = None
     levels: Whole = Field(256, ge=1)
+    max_records_per_owner: Whole | None = Field(None, ge=1)
     phase: tuple[PhaseChange, ...] = ()
 
     # how

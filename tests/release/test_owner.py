@@ -132,6 +132,30 @@ def test_the_text_guarantees_the_worst_case_only(after):
     assert one.date in text
 
 
+def test_several_records_together_come_first_and_are_per_person(after):
+    text = statement_text(after[1])
+    guarantee, rest = text.split("What this training did")
+    assert "worst case per person" in guarantee
+    assert "per record" not in guarantee
+    together = rest.split("Figures")[1]
+    assert together.index("per person, all 3 records together") < together.index("per record")
+    assert together.index("per record: worst case") < together.index("record id-00000")
+    assert (after[0].to_dict()["per"], after[1].to_dict()["per"]) == ("record", "person")
+    assert "worst case per record" in statement_text(after[0])
+
+
+def test_a_bound_of_100_percent_is_called_no_meaningful_guarantee(after):
+    """A household of 6 was told: nobody detects it with a probability above 100.00 %."""
+    _, ann = after
+    assert ann.meaningful
+    assert "meaningful" not in statement_text(ann)
+    text = statement_text(replace(ann, worst_case=17.63, individual=17.2))
+    assert "no meaningful guarantee for your 3 records together" in text
+    assert "nobody who sees" not in text
+    assert "which rules nothing out" in text
+    assert replace(ann, worst_case=17.63).to_dict()["detection"]["meaningful"] is False
+
+
 def test_an_estimate_is_called_approximate_and_others_are_not(after):
     one, _ = after
     assert "approximate" in statement_text(one)

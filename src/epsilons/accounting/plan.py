@@ -65,6 +65,10 @@ class Plan:
     (Algorithm 3: each example to its own threshold, a level, rounded up); or `"none"`, with
     `noise_multiplier=0`: plain training on Poisson batches, which is not private at all.
 
+    `max_records_per_owner`: how many records one person may have, decided without looking at the
+    data, as everything here; data in which someone has more is refused. It says nothing about the
+    `worst_case`, which is per record, and makes one per person possible. None: nothing is known.
+
     >>> plan = Plan(n=60_000, batch_size=1024, epochs=100, noise_multiplier=2.50631,
     ...             max_grad_norm=1.0, delta=1e-5, refreshes_per_epoch=3)
     >>> plan.steps, round(plan.worst_case(), 4), round(plan.worst_case("rdp"), 3), plan.kind
@@ -86,6 +90,7 @@ class Plan:
     rounding: Rounding | None = None
     levels: int = 256
     phases: tuple[tuple[int, Mapping[str, float]], ...] = ()
+    max_records_per_owner: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -106,6 +111,9 @@ class Plan:
                "None, 'up' or 'nearest'")  # fmt: skip
         _check(_whole(self.levels) and self.levels >= 1, "levels", self.levels,
                "a whole number ≥ 1")  # fmt: skip
+        most = self.max_records_per_owner
+        _check(most is None or (_whole(most) and most >= 1), "max_records_per_owner", most,
+               "a whole number ≥ 1, or None")  # fmt: skip
         self._fill_sampling()
         self._fill_length()
         self._check_refreshes()

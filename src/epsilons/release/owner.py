@@ -73,12 +73,19 @@ class Statement:
         """The same bound along the trajectory observed: not a guarantee."""
         return detection(self.individual, self.delta)
 
+    @property
+    def meaningful(self) -> bool:
+        """Whether the guarantee says anything: a detector that finds everyone is not ruled out."""
+        return meaningful(self.worst_case, self.delta)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values; an ε without a bound is None."""
         fields = asdict(self)
+        fields["per"] = "person" if len(self.records) > 1 else "record"
         fields["detection"] = {
             "false_alarms": FALSE_ALARMS,
             "guarantee": self.guarantee,
+            "meaningful": self.meaningful,
             "along_trajectory": self.along_trajectory,
             "along_trajectory_is": "approximate" if self.kind == "estimate" else self.kind,
         }
@@ -156,6 +163,15 @@ def detection(epsilon: float, delta: float, false_alarms: float = FALSE_ALARMS) 
     0.01
     """
     return min(1.0, math.exp(min(epsilon, 700.0)) * false_alarms + delta)
+
+
+def meaningful(epsilon: float, delta: float) -> bool:
+    """Whether (ε, δ) bounds detection below 100 %; if not, it is no meaningful guarantee.
+
+    >>> meaningful(2.0, 1e-5), meaningful(17.6, 1e-5)
+    (True, False)
+    """
+    return detection(epsilon, delta) < 1.0
 
 
 def _bounds(

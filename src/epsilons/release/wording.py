@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from html import escape
 
-from epsilons.release.owner import FALSE_ALARMS, Record, Statement
+from epsilons.release.owner import FALSE_ALARMS, Record, Statement, meaningful
 
 _STYLE = """
 :root { color-scheme: light dark; }
@@ -22,7 +22,7 @@ def statement_text(statement: Statement) -> str:
     lines = [_title(statement), ""]
     for heading, sentences in _sections(statement):
         lines += [heading, *(f"  {sentence}" for sentence in sentences), ""]
-    lines += ["Figures", *(f"  {name:<44} {value}" for name, value in _figures(statement))]
+    lines += ["Figures", *(f"  {name:<54} {value}" for name, value in _figures(statement))]
     return "\n".join(lines) + "\n"
 
 
@@ -52,20 +52,35 @@ def _title(statement: Statement) -> str:
 
 def _sections(statement: Statement) -> list[tuple[str, list[str]]]:
     several = len(statement.records) > 1
-    what = f"your {len(statement.records)} records" if several else "your record"
+    what = f"your {len(statement.records)} records together" if several else "your record"
+    per = "per person" if several else "per record"
+    if statement.meaningful:
+        first = (
+            f"At a false-alarm rate of {100 * FALSE_ALARMS:g} %, nobody who sees the model and all "
+            f"intermediate models detects {what} with a probability above "
+            f"{_percent(statement.guarantee)}."
+        )
+    else:
+        first = (
+            f"There is no meaningful guarantee for {what}: at a false-alarm rate of "
+            f"{100 * FALSE_ALARMS:g} %, the bound on the probability of detecting "
+            f"{'them' if several else 'it'} is {_percent(statement.guarantee)}."
+        )
     guarantee = [
-        f"At a false-alarm rate of {100 * FALSE_ALARMS:g} %, nobody who sees the model and all "
-        f"intermediate models detects {what} with a probability above "
-        f"{_percent(statement.guarantee)}.",
-        f"This is the worst case, and holds whatever {what} contain{'' if several else 's'}: "
-        f"ε = {_number(statement.worst_case)} at δ = {statement.delta:g}.",
+        first,
+        f"This is the worst case {per}, and holds whatever the record{'s' if several else ''} "
+        f"contain{'' if several else 's'}: ε = {_number(statement.worst_case)} at "
+        f"δ = {statement.delta:g}.",
     ]
     roughly = " approximately" if statement.kind == "estimate" else ""
+    nothing = (
+        "" if meaningful(statement.individual, statement.delta) else ", which rules nothing out"
+    )
     observed = [
         f"Along the training that took place, with its models held fixed and the sampling and the "
         f"noise drawn anew, the bound for {what} would be{roughly} "
-        f"{_percent(statement.along_trajectory)}: ε = {_number(statement.individual)} at "
-        f"δ = {statement.delta:g}.",
+        f"{_percent(statement.along_trajectory)}{nothing}: ε = {_number(statement.individual)} "
+        f"{per} at δ = {statement.delta:g}.",
         "This describes the training observed. It is not a guarantee about what someone who has "
         "seen the models can find out; only the figure above is.",
     ]
@@ -95,15 +110,20 @@ def _sections(statement: Statement) -> list[tuple[str, list[str]]]:
 
 
 def _figures(statement: Statement) -> list[tuple[str, str]]:
-    several = len(statement.records) > 1
-    rows = [
-        ("worst case ε, all included", _number(statement.worst_case)),
-        ("worst case ε of one record, training alone", _number(statement.training_worst_case)),
-    ]
+    """Everything of the person together first, then the single records."""
+    rows = []
+    if (count := len(statement.records)) > 1:
+        together = f"all {count} records together"
+        rows = [
+            (f"per person, {together}: worst case ε", _number(statement.worst_case)),
+            (f"per person, {together}: ε", _number(statement.individual)),
+        ]
+    else:
+        rows.append(("per record: worst case ε, all included", _number(statement.worst_case)))
+    training = _number(statement.training_worst_case)
+    rows.append(("per record: worst case ε, training alone", training))
     for record in statement.records:
         rows += _record(record)
-    if several:
-        rows.append(("all your records together ε", _number(statement.individual)))
     return [
         *rows,
         ("δ", f"{statement.delta:g}"),
