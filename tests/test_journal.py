@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from epsilons import Journal, Plan, individual_epsilons
+from epsilons.accounting import NOTHING, Releases
 
 
 def small_plan(**changes):
@@ -377,3 +378,25 @@ def test_other_files_are_not_journals(tmp_path):
     (tmp_path / "empty").touch()
     with pytest.raises(ValueError, match="is not a journal"):
         Journal.open(tmp_path / "empty")
+
+
+def test_every_epsilon_has_the_clip_bounds_cost_and_publications_when_asked(tmp_path):
+    costly = dict(clip_bound_mu=0.3, clip_bound_distance=1e-20)
+    plans = small_plan(levels=16), small_plan(levels=16, **costly)
+    journals = [Journal.create(tmp_path / f"{k}.sqlite", p) for k, p in enumerate(plans)]
+    norms = np.linspace(0, 1.2, small_plan().n)
+    for journal in journals:
+        journal.record(0, norms)
+        journal.charge(0, 9)
+    free, paid = (journal.epsilons() for journal in journals)
+    assert (paid.values > free.values).all()
+    assert paid.values[0] == pytest.approx(plans[1].clip_bound.epsilon(paid.delta), rel=1e-4)
+    assert paid.worst_case == pytest.approx(journals[1].worst_case(), rel=1e-9)
+    assert paid.values.max() <= paid.worst_case
+    everything = Releases(0.5, 1e-19)
+    more, alone = (journals[1].epsilons(releases=r) for r in (everything, NOTHING))
+    assert (more.values > paid.values).all()
+    np.testing.assert_allclose(alone.values, free.values, rtol=1e-9)
+    assert more.worst_case == pytest.approx(journals[1].worst_case(releases=everything), rel=1e-9)
+    for journal in journals:
+        journal.close()

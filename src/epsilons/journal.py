@@ -18,8 +18,9 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from epsilons.accounting.composition import Releases, composed_epsilons
 from epsilons.accounting.histories import clipping_thresholds
-from epsilons.accounting.individual import Method, epsilons_from_blocks, individual_epsilons
+from epsilons.accounting.individual import Method
 from epsilons.accounting.plan import Phase, Plan
 from epsilons.accounting.results import Epsilons
 from epsilons.chain import SALT_BYTES, Chain, Entry
@@ -292,14 +293,21 @@ class Journal:
         return sum(self.charged()) - self.steps_charged
 
     def worst_case(
-        self, method: Method = "tight", *, until: int | None = None, delta: float | None = None
+        self,
+        method: Method = "tight",
+        *,
+        until: int | None = None,
+        delta: float | None = None,
+        releases: Releases | None = None,
     ) -> float:
         """ε of an example at the clip bound in every step charged: the DP guarantee of the run.
 
         Of the run as it is, or as it will be before step `until`. It is the plan's, unless steps
-        were charged again.
+        were charged again. `releases` as for `Plan.worst_case`.
         """
-        return self.plan.worst_case(method, steps=self.charged(until), delta=delta)
+        return self.plan.worst_case(
+            method, steps=self.charged(until), delta=delta, releases=releases
+        )
 
     @property
     def refreshes(self) -> tuple[int, ...]:
@@ -355,17 +363,20 @@ class Journal:
         *,
         sampled: bool = True,
         only: ArrayLike | None = None,
+        releases: Releases | None = None,
     ) -> Epsilons:
         """ε of every example for the steps charged so far, in data set order.
 
         `only`: of the examples at these ascending positions, as they are among all; nothing is
-        computed for the others.
+        computed for the others. `releases`: everything let out beside the training; by default
+        the plan's clip bound, as in `worst_case`.
         """
         rows, chosen = self._rows(), positions(self.plan.n, only)
         numbers = np.arange(len(rows.entry))
         extra = np.diff(self._places(rows, sampled, chosen))
         row = np.append(numbers, np.repeat(numbers, extra))
-        priced = epsilons_from_blocks(
+        let_out = self.plan.clip_bound if releases is None else releases
+        priced = composed_epsilons(
             self.histories(sampled=sampled, only=chosen),
             sample_rate=rows.sample_rate[row],
             noise_std=rows.noise_std[row],
@@ -375,6 +386,8 @@ class Journal:
             levels=self.plan.levels,
             rounding=self.plan.rounding,
             clipping=self.plan.clipping,
+            releases=let_out,
+            most=lambda d: self.worst_case(method, delta=d, releases=let_out.gaussian),
         )
         drawn = self.random_loss and self.plan.clipping == "max" and self.plan.kind == "exact"
         return dataclasses.replace(priced, kind="estimate" if drawn else self.plan.kind)
@@ -399,9 +412,8 @@ class Journal:
         rows = self._rows()
         row = np.repeat(np.arange(len(rows.entry)), durations(rows))
         _, norms = self.followed()
-        return individual_epsilons(
-            norms,
-            np.ones(len(norms), dtype=np.int64),
+        return composed_epsilons(
+            [(norms, np.ones(len(norms), dtype=np.int64))],
             sample_rate=rows.sample_rate[row],
             noise_std=rows.noise_std[row],
             max_grad_norm=rows.bound[row],
@@ -409,6 +421,8 @@ class Journal:
             method=method,
             levels=self.plan.levels,
             rounding=self.plan.rounding,
+            releases=self.plan.clip_bound,
+            most=lambda d: self.worst_case(method, delta=d, releases=self.plan.clip_bound.gaussian),
         )
 
     def check(self) -> tuple[int, bool]:

@@ -19,6 +19,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
+from epsilons.accounting.composition import Releases
 from epsilons.accounting.individual import METHODS, Method
 from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons
@@ -294,12 +295,14 @@ class Run:
         method: Method = "tight",
         *,
         only: ArrayLike | None = None,
+        releases: Releases | None = None,
     ) -> Epsilons:
         """ε of every training example for the steps taken so far, in data set order.
 
         `only`: of the examples at these ascending positions, without computing the others'.
+        `releases`: everything let out beside the training; by default the plan's clip bound.
         """
-        return self.journal.epsilons(delta, method, only=only)
+        return self.journal.epsilons(delta, method, only=only, releases=releases)
 
 
 def _summary(

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epsilons import Plan
+from epsilons.accounting import NOTHING, Releases
 
 CONSTANTS = dict(
     n=60_000, batch_size=1024, epochs=100, noise_multiplier=2.50631, max_grad_norm=2.0, delta=1e-5
@@ -230,3 +231,48 @@ def test_without_clipping_nothing_is_promised():
     constants = {k: v for k, v in CONSTANTS.items() if k != "noise_multiplier"}
     with pytest.raises(ValueError, match="meets no target"):
         Plan.for_epsilon(1.0, clipping="none", **constants)
+
+
+CLIP_BOUND = {"clip_bound_mu": 0.2, "clip_bound_distance": 1e-20}
+
+
+def test_the_clip_bounds_cost_is_part_of_the_worst_case():
+    """It was left out: 4.000 was said where clip bound and training together cost 4.103."""
+    small = dict(n=1437, batch_size=300, epochs=3, noise_multiplier=1.25787, delta=1e-5)
+    without = plan(**small)
+    costly = plan(**small, **CLIP_BOUND)
+    together = without.worst_case(releases=Releases(0.2, 1e-20))
+    assert without.worst_case() == pytest.approx(4.0, abs=1e-5)
+    assert costly.worst_case() == together > 4.05
+    assert costly.worst_case(releases=NOTHING) == without.worst_case()
+    assert costly.worst_case(steps=0) == pytest.approx(costly.clip_bound.epsilon(1e-5), rel=1e-4)
+
+
+@pytest.mark.parametrize("method", ["tight", "rdp"])
+def test_a_target_is_for_clip_bound_and_training_together(method):
+    constants = {**CONSTANTS, **CLIP_BOUND, "epochs": 5}
+    del constants["noise_multiplier"]
+    found = Plan.for_epsilon(2.0, method, **constants)
+    assert 1.999 < found.worst_case(method) <= 2.0
+    assert found.worst_case(method, releases=NOTHING) < 1.98
+
+
+def test_a_target_below_the_clip_bounds_cost_is_refused():
+    constants = {**CONSTANTS, **CLIP_BOUND}
+    del constants["noise_multiplier"]
+    with pytest.raises(ValueError, match="the clip bound alone costs 0"):
+        Plan.for_epsilon(0.7, **constants)
+
+
+def test_a_plan_from_before_clip_bounds_were_in_it_is_read():
+    fields = plan().to_dict()
+    for name in CLIP_BOUND:
+        assert fields.pop(name) == 0
+    assert Plan.from_dict(fields) == plan()
+    assert Plan.from_dict(plan(**CLIP_BOUND).to_dict()) == plan(**CLIP_BOUND)
+
+
+@pytest.mark.parametrize("wrong", [-0.1, float("nan"), float("inf"), "0.1"])
+def test_a_cost_that_is_no_number_is_refused(wrong):
+    with pytest.raises(ValueError, match="clip_bound_mu"):
+        plan(clip_bound_mu=wrong)

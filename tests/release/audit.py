@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from scipy.special import ndtri
 from scipy.stats import beta
 
+from epsilons.accounting.composition import gaussian_epsilon
 from epsilons.release import mechanisms
-from epsilons.release.composition import gaussian_epsilon
 
 DELTA = 1e-5
 

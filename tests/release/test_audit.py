@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from audit import DELTA, epsilon_lower_bound, noise_drawn_by, replay, transcript
 
+from epsilons.accounting.composition import gaussian_mu
 from epsilons.release.clip_bound import norm_grid
-from epsilons.release.composition import gaussian_mu
 from epsilons.release.mechanisms import NOISE, Size, noisy_ranks, noisy_size
 from epsilons.release.quantiles import descent_quantiles, epsilon_grid, two_stage_quantiles
 from epsilons.release.statistics import _Asked, _by_group, private_mean

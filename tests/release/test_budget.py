@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from epsilons.accounting.composition import gaussian_epsilon, gaussian_keeps
 from epsilons.release.budget import Budget, Cost, Limit, OverBudget, Spent
-from epsilons.release.composition import gaussian_epsilon, gaussian_keeps
 
 ONE = Cost.of(0.1, 1e-5, draws=10)
 
@@ -161,8 +161,8 @@ def test_a_hundred_processes_at_once_spend_exactly_what_there_is(tmp_path):
         assert budget.spent == Spent(served * ONE.units, served * ONE.draws, served)
         assert len({entry.answer["value"] for entry in budget.entries()}) == served
         one_more = Spent((served + 1) * ONE.units, (served + 1) * ONE.draws, served + 1)
-        assert gaussian_keeps(0.6, 1e-5, budget.spent.mu, budget.spent.distance)
-        assert not gaussian_keeps(0.6, 1e-5, one_more.mu, one_more.distance)
+        assert gaussian_keeps(0.6, 1e-5, budget.spent.releases.mu, budget.spent.releases.distance)
+        assert not gaussian_keeps(0.6, 1e-5, one_more.releases.mu, one_more.releases.distance)
 
 
 def test_the_budget_survives_a_new_process(budget):

@@ -8,13 +8,13 @@ import pytest
 from folders import make_run, train
 
 from epsilons import Examples
+from epsilons.accounting.composition import gaussian_epsilon
 from epsilons.release import (
     owner_statement,
     release_mean,
     statement_html,
     statement_text,
 )
-from epsilons.release.composition import gaussian_epsilon
 from epsilons.release.owner import chain_rule, detection
 
 

@@ -104,7 +104,7 @@ def test_columns_share_the_budget_so_each_gets_noisier(run, monkeypatch):
     monkeypatch.setattr(module, "_by_group", watch)
     publish(run, epsilon=0.9, groups=["sex", "town"])
     with Budget.of_run(run.path) as budget:
-        total = budget.spent.mu
+        total = budget.spent.releases.mu
     assert seen == pytest.approx([total / 3**0.5] * 2)
 
 

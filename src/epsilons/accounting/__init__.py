@@ -1,6 +1,7 @@
 """From norms to ε: NumPy, SciPy and Numba only."""
 
 from epsilons.accounting.calibrate import least_noise
+from epsilons.accounting.composition import NOTHING, Releases, composed_epsilon
 from epsilons.accounting.histories import clipping_thresholds
 from epsilons.accounting.individual import epsilons_from_blocks, individual_epsilons
 from epsilons.accounting.rdp import DEFAULT_ORDERS, rdp_epsilon, sampled_gaussian_rdp
@@ -9,8 +10,11 @@ from epsilons.accounting.tight import tight_epsilon
 
 __all__ = [
     "DEFAULT_ORDERS",
+    "NOTHING",
     "Epsilons",
+    "Releases",
     "clipping_thresholds",
+    "composed_epsilon",
     "epsilons_from_blocks",
     "individual_epsilons",
     "least_noise",

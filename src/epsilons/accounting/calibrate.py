@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from epsilons.accounting import checks
+from epsilons.accounting.composition import NOTHING, Releases, composed_epsilon
 from epsilons.accounting.individual import METHODS, Method
-from epsilons.accounting.rdp import DEFAULT_ORDERS, rdp_epsilon, sampled_gaussian_rdp
-from epsilons.accounting.tight import tight_epsilon
+from epsilons.accounting.rdp import DEFAULT_ORDERS
 
 # In log noise: how close to the least noise, and where the search ends.
 _TOLERANCE = 1e-7
@@ -16,9 +16,17 @@ _LEAST_NOISE = math.log(1e-2)
 
 
 def least_noise(
-    epsilon: float, delta: float, sample_rate: float, steps: int, method: Method = "tight"
+    epsilon: float,
+    delta: float,
+    sample_rate: float,
+    steps: int,
+    method: Method = "tight",
+    *,
+    releases: Releases = NOTHING,
 ) -> float:
     """The least noise multiplier with which `steps` steps cost at most `epsilon` at `delta`.
+
+    With `releases`, such as that of a clip bound, they and the steps together.
 
     Guarantee: the ε of the returned noise, by the same method, is never above the target; the
     noise is within 1e-7 relative of the least. Nothing is released with p = 0 or no steps: 0.
@@ -34,11 +42,18 @@ def least_noise(
     checks.one_of("method", method, METHODS)
     if p == 0 or steps == 0:
         return 0.0
+    alone = composed_epsilon([], [], [], delta, method=method, releases=releases)
+    if alone >= target:
+        raise ValueError(
+            f"epsilon={target:g} at delta={delta:g} can't be met: the clip bound alone costs "
+            f"{alone:.4g}. Raise epsilon, or spend less on the clip bound."
+        )
 
     from scipy.optimize import brentq  # here, since it takes most of a second to load
 
     def excess(log_noise: float) -> float:
-        return _worst_case(math.exp(log_noise), p, steps, delta, method) - target
+        noise = math.exp(log_noise)
+        return composed_epsilon(noise, steps, p, delta, method=method, releases=releases) - target
 
     enough = 0.0
     while excess(enough) > 0:
@@ -61,11 +76,3 @@ def least_noise(
         root += step
         step *= 2
     return math.exp(root)
-
-
-def _worst_case(noise: float, p: float, steps: int, delta: float, method: Method) -> float:
-    """ε of an example that is at the clip bound in every step."""
-    if method == "tight":
-        return tight_epsilon(noise, steps, p, delta)
-    rho = steps * sampled_gaussian_rdp(noise, p, DEFAULT_ORDERS)
-    return float(rdp_epsilon(DEFAULT_ORDERS, rho, delta, method))

@@ -16,10 +16,9 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from epsilons.accounting.calibrate import least_noise
+from epsilons.accounting.composition import Releases, composed_epsilon
 from epsilons.accounting.individual import Method
-from epsilons.accounting.rdp import DEFAULT_ORDERS, rdp_epsilon, sampled_gaussian_rdp
 from epsilons.accounting.results import Kind
-from epsilons.accounting.tight import tight_epsilon
 
 Clipping = Literal["max", "individual", "none"]
 Rounding = Literal["up", "nearest"]
@@ -69,6 +68,10 @@ class Plan:
     data, as everything here; data in which someone has more is refused. It says nothing about the
     `worst_case`, which is per record, and makes one per person possible. None: nothing is known.
 
+    `clip_bound_mu` and `clip_bound_distance`: what it cost to choose `max_grad_norm` by looking at
+    the data (`ClipBound.cost.releases`); 0, the default, if it was chosen without. It is part of
+    the worst case and of every individual ε.
+
     >>> plan = Plan(n=60_000, batch_size=1024, epochs=100, noise_multiplier=2.50631,
     ...             max_grad_norm=1.0, delta=1e-5, refreshes_per_epoch=3)
     >>> plan.steps, round(plan.worst_case(), 4), round(plan.worst_case("rdp"), 3), plan.kind
@@ -91,6 +94,8 @@ class Plan:
     levels: int = 256
     phases: tuple[tuple[int, Mapping[str, float]], ...] = ()
     max_records_per_owner: int | None = None
+    clip_bound_mu: float = 0.0
+    clip_bound_distance: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -114,6 +119,9 @@ class Plan:
         most = self.max_records_per_owner
         _check(most is None or (_whole(most) and most >= 1), "max_records_per_owner", most,
                "a whole number ≥ 1, or None")  # fmt: skip
+        for name in ("clip_bound_mu", "clip_bound_distance"):
+            value = getattr(self, name)
+            _check(_finite(value) and value >= 0, name, value, "a finite number ≥ 0")
         self._fill_sampling()
         self._fill_length()
         self._check_refreshes()
@@ -218,6 +226,11 @@ class Plan:
         """Standard deviation of the noise on the clipped sum, in units of the gradient."""
         return self.noise_multiplier * self.max_grad_norm
 
+    @property
+    def clip_bound(self) -> Releases:
+        """What choosing the clip bound has let out; nothing if it was not taken from the data."""
+        return Releases(self.clip_bound_mu, self.clip_bound_distance)
+
     @cached_property
     def stretches(self) -> tuple[Phase, ...]:
         """The phases of the run, first to last; one if `phases` is empty."""
@@ -298,11 +311,14 @@ class Plan:
         *,
         steps: int | Sequence[int] | None = None,
         delta: float | None = None,
+        releases: Releases | None = None,
     ) -> float:
-        """ε of an example whose norm is always `max_grad_norm`: the run's DP guarantee.
+        """ε of clip bound and training for an example at `max_grad_norm` in every step.
 
-        `steps` asks for the guarantee after so many steps instead of all of them; a number for
-        each of the `stretches` also counts those that were taken again (`Journal.charged`).
+        This is the run's DP guarantee. `steps` asks for it after so many steps instead of all of
+        them; a number for each of the `stretches` also counts those that were taken again
+        (`Journal.charged`). `releases`: everything let out beside the training; by default the
+        `clip_bound`, with `NOTHING` the training alone.
         """
         if self.clipping == "none":
             return math.inf
@@ -312,19 +328,20 @@ class Plan:
         if isinstance(taken, int | np.integer):
             taken = [max(0, min(p.end, taken) - p.first) for p in self.stretches]
         parts = [(p, count) for p, count in zip(self.stretches, taken, strict=True) if count]
-        asked = self.delta if delta is None else delta
-        noise = np.array([part.noise_multiplier for part, _ in parts])
-        rate = np.array([part.sample_rate for part, _ in parts])
-        counts = np.array([count for _, count in parts], dtype=np.int64)
-        if method == "tight":
-            return tight_epsilon(noise, counts, rate, asked) if parts else 0.0
-        with np.errstate(over="ignore"):  # to ∞
-            rdp = counts @ sampled_gaussian_rdp(noise, rate, DEFAULT_ORDERS)
-        return float(rdp_epsilon(DEFAULT_ORDERS, rdp, asked, method))
+        return composed_epsilon(
+            np.array([part.noise_multiplier for part, _ in parts]),
+            np.array([count for _, count in parts], dtype=np.int64),
+            np.array([part.sample_rate for part, _ in parts]),
+            self.delta if delta is None else delta,
+            method=method,
+            releases=self.clip_bound if releases is None else releases,
+        )
 
     @classmethod
     def for_epsilon(cls, target: float, method: Method = "tight", **constants: Any) -> Self:
         """The plan with the least noise whose worst case meets `target`, never above it.
+
+        The target is for clip bound and training together.
 
         >>> plan = Plan.for_epsilon(4.0, delta=1e-4, n=1500, batch_size=300, epochs=20,
         ...                         max_grad_norm=1.0)
@@ -343,7 +360,14 @@ class Plan:
                 "for_epsilon finds one noise for the whole run; "
                 "with phases, give noise_multiplier and look at worst_case()"
             )
-        noise = least_noise(target, draft.delta, draft.sample_rate, draft.steps, method)
+        noise = least_noise(
+            target,
+            draft.delta,
+            draft.sample_rate,
+            draft.steps,
+            method,
+            releases=draft.clip_bound,
+        )
         return dataclasses.replace(draft, noise_multiplier=noise) if noise else draft
 
     def to_dict(self) -> dict[str, Any]:

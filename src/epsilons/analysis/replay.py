@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from epsilons.accounting.individual import METHODS, Method, individual_epsilons
+from epsilons.accounting.composition import composed_epsilons
+from epsilons.accounting.individual import METHODS, Method
 from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons
 from epsilons.journal import Journal
@@ -37,10 +38,10 @@ class Replay:
         return int(self.steps[:, 0].sum())
 
     def epsilons(self, method: Method = METHODS[0]) -> Epsilons:
-        """ε of the m examples."""
-        return individual_epsilons(
-            self.norms,
-            self.steps,
+        """ε of the m examples, the plan's clip bound included."""
+        most = tuple(np.sum(self.steps, axis=0).max(initial=0) for _ in self.plan.stretches)
+        return composed_epsilons(
+            [(self.norms, self.steps)],
             sample_rate=self.sample_rate,
             noise_std=self.noise_std,
             max_grad_norm=self.bound,
@@ -49,6 +50,10 @@ class Replay:
             levels=self.plan.levels,
             rounding=self.plan.rounding,
             clipping=self.plan.clipping,
+            releases=self.plan.clip_bound,
+            most=lambda d: self.plan.worst_case(
+                method, steps=most, delta=d, releases=self.plan.clip_bound.gaussian
+            ),
         )
 
     def with_bound(self, factor: float) -> Replay:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from epsilons.release import Budget, Estimate, Limit, Statistics, total_epsilon
+from epsilons.release import Budget, Estimate, Limit, Statistics, releases_of
 from epsilons.release import publish as release
 from epsilons.release.statistics import METHODS, QUANTILES
 from epsilons.runs import Run
@@ -60,8 +60,7 @@ def publish(
                 _add(table, f"{column}={label}", part)
     with Budget.of_run(folder.path) as budget:
         spent, left, fixed = budget.spent, budget.left(delta), budget.limit
-    steps = folder.journal.charged(until=folder.plan.steps)
-    total = total_epsilon(folder.plan, spent, folder.plan.delta, steps)
+    total = folder.journal.worst_case(until=folder.plan.steps, releases=releases_of(folder))
     console = Console(highlight=False)
     console.print(table)
     console.print(

@@ -1,8 +1,8 @@
 """What leaves the curator's hands: to the owner, and to everyone; and the budget that guards it."""
 
-from epsilons.release.budget import Budget, Cost, Limit, OverBudget
+from epsilons.release.budget import Budget, Cost, Limit, OverBudget, releases_of
 from epsilons.release.clip_bound import ClipBound, release_median_norm
-from epsilons.release.ledger import renew_ledger, total_epsilon, write_ledger
+from epsilons.release.ledger import renew_ledger, write_ledger
 from epsilons.release.owner import Statement, owner_statement
 from epsilons.release.quantiles import Estimate
 from epsilons.release.statistics import (
@@ -29,9 +29,9 @@ __all__ = [
     "release_mean",
     "release_median_norm",
     "release_quantiles",
+    "releases_of",
     "renew_ledger",
     "statement_html",
     "statement_text",
-    "total_epsilon",
     "write_ledger",
 ]

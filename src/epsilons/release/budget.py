@@ -20,8 +20,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from epsilons.accounting import checks
-from epsilons.release.composition import gaussian_epsilon, gaussian_keeps, gaussian_mu
+from epsilons.accounting.composition import (
+    Releases,
+    gaussian_epsilon,
+    gaussian_keeps,
+    gaussian_mu,
+)
 from epsilons.release.mechanisms import DISTANCE
+from epsilons.runs import Run
 
 # Costs are whole numbers of μ² · 10¹⁵: sums are exact in any order.
 _UNIT = 10**15
@@ -81,7 +87,12 @@ class Cost:
 
     @property
     def mu(self) -> float:
-        return math.sqrt(self.units / _UNIT)
+        return self.releases.mu
+
+    @property
+    def releases(self) -> Releases:
+        """What it adds to a composition."""
+        return _releases(self.units, self.draws)
 
 
 @dataclass(frozen=True)
@@ -123,16 +134,18 @@ class Spent:
         )
 
     @property
-    def mu(self) -> float:
-        return math.sqrt(self.units / _UNIT)
-
-    @property
-    def distance(self) -> float:
-        return self.draws * DISTANCE
+    def releases(self) -> Releases:
+        """What it adds to a composition."""
+        return _releases(self.units, self.draws)
 
     def epsilon(self, delta: float) -> float:
         """ε at δ of everything let out beside the training."""
-        return gaussian_epsilon(self.mu, delta, self.distance) if self.units else 0.0
+        return self.releases.epsilon(delta)
+
+
+def releases_of(run: Run) -> Releases:
+    """Everything that the run has let out beside its training: clip bound and publications."""
+    return Spent.of_run(run.path).releases.at_least(run.plan.clip_bound)
 
 
 class Budget:
@@ -231,7 +244,8 @@ class Budget:
     def _charge(self, connection: sqlite3.Connection, key: str, cost: Cost) -> None:
         before = _spent(connection)
         after = Spent(before.units + cost.units, before.draws + cost.draws, before.questions + 1)
-        if not gaussian_keeps(self.limit.epsilon, self.limit.delta, after.mu, after.distance):
+        total = after.releases
+        if not gaussian_keeps(self.limit.epsilon, self.limit.delta, total.mu, total.distance):
             raise OverBudget(
                 f"ε = {cost.epsilon:g} at δ = {cost.delta:g} is more than is left of this run's "
                 f"{_pair(self.limit)}: ε = {self._left(before, cost.delta):g} at "
@@ -263,6 +277,10 @@ def _file(run_path: str | os.PathLike[str]) -> Path:
 def _spent(connection: sqlite3.Connection) -> Spent:
     totals = connection.execute("SELECT sum(units), sum(draws), count(*) FROM release").fetchone()
     return Spent(*(int(total or 0) for total in totals))
+
+
+def _releases(units: int, draws: int) -> Releases:
+    return Releases(math.sqrt(units / _UNIT), draws * DISTANCE)
 
 
 def _pair(limit: Limit) -> str:

@@ -8,41 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from epsilons.accounting.plan import Plan
+from epsilons.accounting.composition import NOTHING
 from epsilons.files import public_file
 from epsilons.release.budget import Budget, Spent
-from epsilons.release.composition import Profile, composed_epsilon
 from epsilons.runs import Run
 
 LEDGER = "publications.json"
 CHECKSUMS = "checksums.json"
 _COMPOSITION = (
     "The clip bound and the publications are Gaussian releases, whose costs add in mu squared "
-    "(Dong, Roth & Su 2022); training and releases compose through their dominating pairs "
-    "(Zhu, Dong & Wang 2022, Theorem 10). Neighbours: one record added or removed; n is public."
+    "(Dong, Roth & Su 2022). Such a release is a step that uses every record, and composes with "
+    "the steps of the training as these do among themselves. Neighbours: one record added or "
+    "removed; n is public."
 )
-
-
-def total_epsilon(
-    plan: Plan, spent: Spent, delta: float, steps: int | Sequence[int] | None = None
-) -> float:
-    """ε at δ of the training (`steps` of it, or all), the clip bound and all publications.
-
-    `steps` as `Plan.worst_case` takes them: `Journal.charged` counts what was charged again.
-
-    Guarantee: an upper bound; see `composed_epsilon`.
-    """
-    alone = plan.worst_case(delta=delta, steps=steps)
-    if spent.mu == 0 or not math.isfinite(alone):
-        return alone
-    training = Profile.around(lambda d: plan.worst_case(delta=d, steps=steps), delta, spent.mu)
-    return composed_epsilon(training, spent.mu, delta, spent.distance)
 
 
 def write_ledger(run: Run, budget: Budget) -> Path:
@@ -68,22 +50,22 @@ def renew_ledger(run: Run) -> None:
 
 def _page(run: Run, budget: Budget) -> dict[str, Any]:
     plan, entries, limit = run.plan, budget.entries(), budget.limit
-    spent = Spent.on(entries)
+    releases = Spent.on(entries).releases.at_least(plan.clip_bound)
     # What is to come counts too, unless no one knows how much it is.
     steps = run.journal.charged(until=plan.steps)
     return {
         "questions": len(entries),
         "answered": sum(entry.answer is not None for entry in entries),
         "training": {
-            "epsilon": plan.worst_case(steps=steps),
+            "epsilon": plan.worst_case(steps=steps, releases=NOTHING),
             "delta": plan.delta,
             "steps": sum(steps),
             "repeated_steps": run.journal.repeated,
         },
-        "releases": {"epsilon": spent.epsilon(limit.delta), "delta": limit.delta},
+        "releases": {"epsilon": releases.epsilon(limit.delta), "delta": limit.delta},
         "limit": asdict(limit),
         "total": {
-            "epsilon": total_epsilon(plan, spent, plan.delta, steps),
+            "epsilon": plan.worst_case(steps=steps, releases=releases),
             "delta": plan.delta,
             "composition": _COMPOSITION,
         },

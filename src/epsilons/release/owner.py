@@ -16,18 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from epsilons.release.budget import Spent
-from epsilons.release.composition import (
-    LEAST_DELTA,
-    Profile,
-    composed_epsilon,
-    deltas_around,
-)
+from epsilons.accounting.composition import NOTHING, Releases
+from epsilons.release.budget import Spent, releases_of
 from epsilons.runs import Run
 
 FALSE_ALARMS = 0.01
-# How far the ε's that weigh on a record's δ may grow as the δ's fall, for the choice of δ's.
-_MARGIN = 2.0
+# No δ below it is asked for.
+LEAST_DELTA = 1e-280
 
 
 @dataclass(frozen=True)
@@ -102,17 +97,18 @@ def owner_statement(run: Run, owner: str, *, delta: float | None = None) -> Stat
     """
     rows = _rows(run, owner)
     at = run.plan.delta if delta is None else float(delta)
-    charged, spent = run.journal.charged(), Spent.of_run(run.path)
-    found = run.epsilons(at, only=rows)
-
-    def worst(d: float) -> NDArray[np.float64]:
-        return np.full(len(rows), run.plan.worst_case(steps=charged, delta=d))
-
-    def observed(d: float) -> NDArray[np.float64]:
-        return run.epsilons(d, only=rows).values
-
-    worst_each, worst_together = _bounds(worst, at, spent)
-    each, together = _bounds(observed, at, spent)
+    releases = releases_of(run)
+    found = run.epsilons(at, only=rows, releases=releases)
+    alone = run.epsilons(at, only=rows, releases=NOTHING)
+    worst = run.journal.worst_case(delta=at, releases=releases)
+    worst_together, together = worst, float(found.values[0])
+    if len(rows) > 1:
+        worst_together = chain_rule(
+            [lambda d: run.journal.worst_case(delta=d, releases=releases)] * len(rows), at
+        )
+        # Small ε's first: each weighs on the δ's of those after it.
+        order = np.argsort(found.values, kind="stable")
+        together = chain_rule([_epsilon_at(run, rows[k], releases) for k in order], at)
     return Statement(
         owner=str(owner),
         date=datetime.now(UTC).date().isoformat(),
@@ -122,14 +118,14 @@ def owner_statement(run: Run, owner: str, *, delta: float | None = None) -> Stat
         delta=at,
         kind=found.kind,
         method=found.method,
-        releases=spent.questions,
+        releases=Spent.of_run(run.path).questions,
         seeded=run.seed is not None,
-        training_worst_case=run.plan.worst_case(steps=charged, delta=at),
+        training_worst_case=run.journal.worst_case(delta=at, releases=NOTHING),
         worst_case=worst_together,
         individual=min(together, worst_together),
         records=tuple(
-            Record(str(run.examples.ids[row]), float(alone), float(min(mine, theirs)))
-            for row, alone, mine, theirs in zip(rows, found.values, each, worst_each, strict=True)
+            Record(str(run.examples.ids[row]), float(training), float(min(total, worst)))
+            for row, training, total in zip(rows, alone.values, found.values, strict=True)
         ),
     )
 
@@ -174,34 +170,8 @@ def meaningful(epsilon: float, delta: float) -> bool:
     return detection(epsilon, delta) < 1.0
 
 
-def _bounds(
-    epsilons_at: Callable[[float], NDArray[np.float64]], delta: float, spent: Spent
-) -> tuple[NDArray[np.float64], float]:
-    """ε at δ of each of m records, and of all together, composed with what was let out.
-
-    `epsilons_at(δ)` (m,) prices the training; it takes a moment, so it is asked at few δ's.
-    """
-    alone = epsilons_at(delta)
-    # Small ε's first: each weighs on the δ's of those after it.
-    order = np.argsort(alone, kind="stable")
-    if not np.isfinite(alone).all() or (spent.mu == 0 and len(alone) == 1):
-        return alone, float(alone.sum())
-    rise = float((epsilons_at(delta / 10) - alone).min())
-    least = math.exp(-_MARGIN * float(alone[order[:-1]].sum())) * delta / len(alone)
-    asked = deltas_around(max(least, LEAST_DELTA), delta, spent.mu, rise)
-    table = np.stack([epsilons_at(float(d)) for d in asked])
-    profiles = [
-        Profile.of(np.r_[column, mine], np.r_[asked, delta])
-        for column, mine in zip(table.T, alone, strict=True)
-    ]
-
-    def composed(profile: Profile) -> Callable[[float], float]:
-        return lambda d: composed_epsilon(profile, spent.mu, d, spent.distance)
-
-    each = np.array([composed(profile)(delta) for profile in profiles])
-    if len(alone) == 1:
-        return each, float(each[0])
-    return each, chain_rule([composed(profiles[k]) for k in order], delta)
+def _epsilon_at(run: Run, row: int, releases: Releases) -> Callable[[float], float]:
+    return lambda d: float(run.epsilons(d, only=[row], releases=releases).values[0])
 
 
 def _rows(run: Run, owner: str) -> NDArray[np.int64]:

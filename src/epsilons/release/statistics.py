@@ -121,7 +121,7 @@ def publish(
         **asdict(ask),
     }
     upper = run.journal.worst_case()
-    if not 0 < upper < np.inf:
+    if not run.journal.steps_charged or not 0 < upper < np.inf:
         raise ValueError(f"the worst case is {upper}; only a private run of ≥ 1 step has ε's")
 
     def answer() -> dict[str, Any]:

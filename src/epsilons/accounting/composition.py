@@ -1,0 +1,251 @@
+"""How costs add up: Gaussian releases among themselves, and with the training.
+
+A release whose value moves by at most μ standard deviations of its Gaussian noise when one record
+comes or goes is μ-GDP (Dong, Roth & Su 2022), and releases chosen one after another compose to
+√(μ₁² + μ₂² + …). Such a release is a sampled-Gaussian step that uses everyone (p = 1) with noise
+multiplier 1/μ. So it composes with the training as one more step, and is priced as tightly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import log_ndtr
+
+from epsilons.accounting import checks
+from epsilons.accounting.individual import Method, epsilons_from_blocks
+from epsilons.accounting.rdp import DEFAULT_ORDERS, rdp_epsilon, sampled_gaussian_rdp
+from epsilons.accounting.results import Epsilons
+from epsilons.accounting.tight import tight_epsilon
+
+_MOST_MU = 1e3
+_HALVINGS = 200
+# Above every rounding error in the differences of normal probabilities below.
+_ROUNDING = 1 + 1e-9
+# Shares of δ set aside for the distance of the noise from a Gaussian: the first that is enough.
+_SHARES = (1e-6, 1e-3, 0.5)
+
+Block = tuple[ArrayLike, ArrayLike]
+
+
+@dataclass(frozen=True)
+class Releases:
+    """Gaussian releases together: their μ, and how far in total variation the noise is from one.
+
+    The distance d costs (1 + e^ε)·d of the δ: P'(S) ≤ P(S) + d ≤ e^ε Q(S) + δ + d, and
+    Q(S) ≤ Q'(S) + d.
+    """
+
+    mu: float = 0.0
+    distance: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.non_negative("mu", self.mu)
+        checks.non_negative("distance", self.distance)
+
+    def __add__(self, other: Releases) -> Releases:
+        """Both sets of releases.
+
+        >>> Releases(0.3) + Releases(0.4, 1e-20)
+        Releases(mu=0.5, distance=1e-20)
+        """
+        return Releases(math.hypot(self.mu, other.mu), self.distance + other.distance)
+
+    def at_least(self, other: Releases) -> Releases:
+        """The same, where `other` is known to be among them."""
+        return Releases(max(self.mu, other.mu), max(self.distance, other.distance))
+
+    @property
+    def gaussian(self) -> Releases:
+        """The same with exactly Gaussian noise."""
+        return Releases(self.mu)
+
+    def epsilon(self, delta: float) -> float:
+        """ε at δ of the releases alone."""
+        return gaussian_epsilon(self.mu, delta, self.distance) if self.mu else 0.0
+
+    def delta_left(self, delta: float, epsilon_at: Callable[[float], float]) -> float:
+        """What is left of δ for exactly Gaussian noise; `epsilon_at(δ)` is the most that any costs.
+
+        Half of it where no share is enough: `kept` then finds nothing to hold.
+        """
+        if self.distance == 0:
+            return delta
+        for share in _SHARES:
+            left = delta * (1 - share)
+            if math.isfinite(self.kept(epsilon_at(left), delta, left)):
+                break
+        return left
+
+    def kept(self, epsilon: float, delta: float, left: float) -> float:
+        """The ε found at the δ `left`, if it holds at δ with the noise as it is; else ∞."""
+        excess = (1 + math.exp(min(epsilon, 700.0))) * self.distance
+        return epsilon if excess <= delta - left or self.distance == 0 else math.inf
+
+
+NOTHING = Releases()
+
+
+def composed_epsilon(
+    noise_multipliers: ArrayLike,
+    steps: ArrayLike,
+    sample_rate: ArrayLike,
+    delta: float,
+    *,
+    method: Method = "tight",
+    releases: Releases = NOTHING,
+) -> float:
+    """ε at δ of sampled-Gaussian steps and of Gaussian releases, together.
+
+    One noise multiplier, number of steps and sample rate per entry, or a number for all.
+
+    Guarantee: an upper bound, in both directions, whichever comes first and whatever it is made
+    to depend on; as tight as `tight_epsilon` is, or the RDP `method` asked for.
+
+    >>> together = composed_epsilon(1 / 0.4, 1, 1.0, 1e-5, releases=Releases(0.3))
+    >>> 0 < together - gaussian_epsilon(0.5, 1e-5) < 1e-6
+    True
+    """
+    noise, times, rate = (np.atleast_1d(a) for a in (noise_multipliers, steps, sample_rate))
+    noise, times, rate = np.broadcast_arrays(noise, times, rate)
+    if releases.mu:
+        noise, times = np.append(noise, 1 / releases.mu), np.append(times, 1)
+        rate = np.append(rate, 1.0)
+
+    def priced(at: float) -> float:
+        if not times.any():
+            return 0.0
+        if method == "tight":
+            return tight_epsilon(noise, times, rate, at)
+        with np.errstate(over="ignore"):  # to ∞
+            rdp = times @ sampled_gaussian_rdp(noise, rate, DEFAULT_ORDERS)
+        return float(rdp_epsilon(DEFAULT_ORDERS, rdp, at, method))
+
+    left = releases.delta_left(delta, priced)
+    return releases.kept(priced(left), delta, left)
+
+
+def composed_epsilons(
+    blocks: Iterable[Block],
+    *,
+    sample_rate: NDArray[np.float64],
+    noise_std: NDArray[np.float64],
+    max_grad_norm: NDArray[np.float64],
+    delta: float,
+    releases: Releases,
+    most: Callable[[float], float],
+    **how: Any,
+) -> Epsilons:
+    """ε of every example as by `epsilons_from_blocks`, composed with releases that use everyone.
+
+    Constants (rows,): one per row. `most(δ)`: what nobody exceeds, releases of exactly Gaussian
+    noise included; it is asked only to set aside what the noise's distance from that costs.
+    """
+    left = releases.delta_left(delta, most)
+    if releases.mu:
+        blocks = (_with_full_step(norms, steps) for norms, steps in blocks)
+        sample_rate = np.append(sample_rate, 1.0)
+        noise_std = np.append(noise_std, 1 / releases.mu)
+        max_grad_norm = np.append(max_grad_norm, 1.0)
+    found = epsilons_from_blocks(
+        blocks,
+        sample_rate=sample_rate,
+        noise_std=noise_std,
+        max_grad_norm=max_grad_norm,
+        delta=left,
+        **how,
+    )
+    if left == delta:
+        return found
+    return replace(
+        found,
+        values=np.array([releases.kept(value, delta, left) for value in found.values]),
+        worst_case=releases.kept(found.worst_case, delta, left),
+        delta=delta,
+    )
+
+
+def _with_full_step(norms: ArrayLike, steps: ArrayLike) -> Block:
+    """The block with one more row: one step at the norm 1, for everyone."""
+    z, times = np.asarray(norms), np.asarray(steps)
+    one = np.ones((1, *times.shape[1:]), dtype=times.dtype)
+    return np.append(z, np.ones((1, z.shape[1])), axis=0), np.append(times, one, axis=0)
+
+
+def gaussian_delta(epsilon: ArrayLike, mu: float) -> NDArray[np.float64]:
+    """The least δ at which a μ-GDP release is (ε, δ)-DP, for each ε.
+
+        δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)          (Balle & Wang 2018, Thm 8)
+
+    | μ = 0 | 0 |
+
+    >>> float(gaussian_delta(1.0, mu=1.0).round(5))
+    0.12694
+    """
+    eps = np.asarray(epsilon, dtype=np.float64)
+    if mu == 0:
+        return np.zeros_like(eps)
+    above = log_ndtr(mu / 2 - eps / mu)
+    below = eps + log_ndtr(-mu / 2 - eps / mu)
+    result: NDArray[np.float64] = np.exp(above) * -np.expm1(np.minimum(below - above, 0.0))
+    return result
+
+
+def gaussian_mu(epsilon: float, delta: float, distance: float = 0.0) -> float:
+    """The largest μ whose releases are (ε, δ)-DP, found from below.
+
+    `distance`: how far in total variation the noise used is from a rounded Gaussian; it costs
+    (1 + e^ε) · distance of the δ.
+
+    >>> round(gaussian_mu(0.1, 1e-5), 5)
+    0.03252
+    """
+    eps = float(checks.positive("epsilon", epsilon))
+    checks.open_unit("delta", delta)
+    if not gaussian_keeps(eps, delta, 0.0, distance):
+        raise ValueError(f"delta={delta:g} is too small to be kept with epsilon={eps:g}")
+    low, high = 0.0, _MOST_MU
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if gaussian_keeps(eps, delta, middle, distance):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def gaussian_keeps(epsilon: float, delta: float, mu: float, distance: float = 0.0) -> bool:
+    """Whether releases of total μ are (ε, δ)-DP."""
+    excess = (1 + math.exp(min(epsilon, 700.0))) * distance
+    return float(gaussian_delta(epsilon, mu)) * _ROUNDING + excess <= delta
+
+
+def gaussian_epsilon(mu: float, delta: float, distance: float = 0.0) -> float:
+    """The least ε at which releases of total μ are (ε, δ)-DP, found from above.
+
+    >>> round(gaussian_epsilon(0.03252, 1e-5), 4)
+    0.1
+    """
+    checks.open_unit("delta", delta)
+    if gaussian_keeps(0.0, delta, mu, distance):
+        return 0.0
+    step = max(mu, 1e-6)
+    while not gaussian_keeps(step, delta, mu, distance):
+        step *= 2
+        if step > 1e7:
+            return math.inf
+    low, high = 0.0, step
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        if gaussian_keeps(middle, delta, mu, distance):
+            high = middle
+        else:
+            low = middle
+    return high
