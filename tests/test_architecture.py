@@ -11,13 +11,14 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "epsilons"
 
 # Each room and the rooms it may look into.
-GROUND = {"files", "tables", "terminal"}
+GROUND = {"files", "randomness", "tables", "terminal"}
 ACCOUNTING = {"accounting"} | GROUND
 FACTS = {"journal", "examples", "chain", "held"} | ACCOUNTING
 RUNS = {"runs"} | FACTS
 ALLOWED = {
     "files": set(),
     "tables": {"files"},
+    "randomness": set(),
     "terminal": set(),
     "accounting": GROUND,
     "chain": GROUND,

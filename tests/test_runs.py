@@ -12,6 +12,7 @@ import pytest
 from epsilons import Examples, Plan, Run
 from epsilons import journal as journal_module
 from epsilons.chain import Chain
+from epsilons.randomness import Randomness
 
 PLAN = Plan(
     n=5, sample_rate=0.2, steps=40, noise_multiplier=1.5, max_grad_norm=1.0, delta=1e-5,
@@ -46,6 +47,14 @@ def refused(run):
     return True
 
 
+def test_a_run_says_where_noise_and_coins_come_from(run, tmp_path):
+    assert run.journal.randomness == Randomness("seeded", "seeded")
+    assert stated(run)["randomness"] == {"noise": "seeded", "coins": "seeded"}
+    other = Run.create(tmp_path / "other", PLAN, Examples.numbered(5))  # a loop of one's own
+    assert other.journal.randomness == Randomness("unknown", "unknown")
+    assert not other.journal.randomness.secret
+
+
 def test_an_untouched_run_is_what_it_states(run):
     assert Run.checked(run.path).seed == 3
     assert run.verify().steps == 40
@@ -62,6 +71,7 @@ def test_an_untouched_run_is_what_it_states(run):
         lambda facts: facts["worst_case"].pop("tight"),
         lambda facts: facts.update(worst_case=None),
         lambda facts: facts.update(seed=None),
+        lambda facts: facts.update(randomness=Randomness.of_fit(None).to_dict()),
         lambda facts: facts.update(repeated_steps=1),
         lambda facts: facts.pop("plan"),
         lambda facts: facts.update(plan="text"),

@@ -26,6 +26,7 @@ from epsilons.accounting.plan import Plan
 from epsilons.data import Data, digits, fewer
 from epsilons.files import private_file, private_folder, public_file
 from epsilons.models import network
+from epsilons.randomness import Randomness
 from epsilons.release import Budget, release_median_norm
 from epsilons.runs import Run
 from epsilons.settings import Settings
@@ -87,6 +88,7 @@ def train(settings: Settings, out: str | os.PathLike[str]) -> Run:
         with_digests(data.examples, data.train),
         random_loss=bool(learned.random_loss),
         seed=settings.seed,
+        randomness=Randomness.of_fit(settings.seed),
     )
     _store(run, settings, data, base)
     return _carried_out(run, settings, data, model)

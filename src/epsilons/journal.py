@@ -25,6 +25,7 @@ from epsilons.accounting.plan import Phase, Plan
 from epsilons.accounting.results import Epsilons
 from epsilons.chain import SALT_BYTES, Chain, Entry
 from epsilons.held import Events, Rows, durations, extra_rows, positions, with_events
+from epsilons.randomness import Randomness
 
 SomeKind = Literal["sampled", "followed"]
 # 1 (no number in the opening): examples and outcomes stand in files beside the journal.
@@ -78,13 +79,15 @@ class Journal:
         anchor: Path | None = None,
         salt: bytes | None = None,
         seed: int | None = None,
+        randomness: Randomness | None = None,
     ) -> Self:
         """A new journal, mode 0600. `ids` (n,) name the examples in data set order.
 
         `columns`: what else is known of the examples (see `Examples.packed`), for the opening.
         `random_loss`: the loss draws (dropout, augmentation), so that norms of a refresh are not
         quite those of the step. `anchor`: where the head of the chain is published. `salt`: for
-        reproducible runs, as is the `seed` to be noted; by default it is random.
+        reproducible runs, as is the `seed` to be noted; by default it is random. `randomness`:
+        where noise and coins come from, if that is known.
         """
         names = np.arange(plan.n) if ids is None else np.asarray(ids)
         if names.shape != (plan.n,) or names.dtype == object:
@@ -98,6 +101,7 @@ class Journal:
             "id_type": names.dtype.str,
             "random_loss": random_loss,
             "seed": seed,
+            "randomness": (Randomness() if randomness is None else randomness).to_dict(),
             "salt": (os.urandom(SALT_BYTES) if salt is None else salt).hex(),
         }
         return cls(Chain.create(Path(path), anchor, "open", opening, names.tobytes(), columns))
@@ -116,6 +120,11 @@ class Journal:
     @property
     def path(self) -> Path:
         return self._chain.path
+
+    @property
+    def randomness(self) -> Randomness:
+        """Where the run's noise and coins come from."""
+        return Randomness.recorded(self.opening)
 
     def close(self) -> None:
         self._chain.close()

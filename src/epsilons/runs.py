@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ from epsilons.accounting.results import Epsilons
 from epsilons.examples import Examples
 from epsilons.files import private_file, private_folder, public_file
 from epsilons.journal import Journal, Verified
+from epsilons.randomness import Randomness
 
 _HALVES = ("public", "private")
 _BUDGET = "budget.sqlite"
@@ -56,18 +57,21 @@ class Run:
         *,
         random_loss: bool = False,
         seed: int | None = None,
+        randomness: Randomness | None = None,
     ) -> Self:
         """A new run folder with its plan, an empty journal and its examples.
 
         A budget may be there already: what the plan is made of is charged before. A `seed` marks
-        the run as reproducible, for experiments: its noise is no secret.
+        the run as reproducible, for experiments: its noise is no secret. `randomness`: where noise
+        and coins come from, if that is known.
         """
         path = Path(path)
         cls.expect_free(path)
         cls.expect_planned(plan, examples)
         private_folder(path / "private")
         (path / "public").mkdir()
-        _write_summary(path, _summary(plan, plan.steps, 0, seed))
+        source = Randomness.recorded({"seed": seed}) if randomness is None else randomness
+        _write_summary(path, _summary(plan, plan.steps, 0, seed, source.to_dict()))
         # the journal comes last: a folder without one has released nothing
         journal = Journal.create(
             path / "private" / "journal.sqlite",
@@ -78,6 +82,7 @@ class Run:
             anchor=path / "public" / "anchor.json",
             salt=None if seed is None else hashlib.sha256(f"salt {seed}".encode()).digest(),
             seed=seed,
+            randomness=source,
         )
         return cls(path, journal)
 
@@ -179,7 +184,8 @@ class Run:
     def _summary(self) -> dict[str, Any]:
         journal = self.journal
         counts = journal.charged(until=self.plan.steps)
-        return _summary(self.plan, counts, journal.repeated, self.seed)
+        recorded = journal.opening.get("randomness")
+        return _summary(self.plan, counts, journal.repeated, self.seed, recorded)
 
     def _stated(self) -> dict[str, Any]:
         file = self.path / "public" / "plan.json"
@@ -191,6 +197,7 @@ class Run:
                 "plan": plan.to_dict(),
                 "worst_case": worst and {method: float(worst[method]) for method in METHODS},
                 "seed": stated["seed"],
+                "randomness": stated.get("randomness"),
                 "repeated_steps": int(stated.get("repeated_steps", 0)),
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -306,7 +313,11 @@ class Run:
 
 
 def _summary(
-    plan: Plan, steps: int | Sequence[int], repeated: int, seed: int | None
+    plan: Plan,
+    steps: int | Sequence[int],
+    repeated: int,
+    seed: int | None,
+    randomness: Mapping[str, str] | None,
 ) -> dict[str, Any]:
     """What everyone may know; no worst case if the length is unknown or nothing is private."""
     known = not plan.endless and plan.kind != "none"
@@ -314,6 +325,7 @@ def _summary(
         "plan": plan.to_dict(),
         "worst_case": {m: plan.worst_case(m, steps=steps) for m in METHODS} if known else None,
         "seed": seed,
+        "randomness": randomness,
         "repeated_steps": repeated,
     }
 

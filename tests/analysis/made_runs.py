@@ -3,6 +3,7 @@
 import numpy as np
 
 from epsilons import Examples, Plan, Run
+from epsilons.randomness import Randomness
 
 CLASSES = ("ant", "bee", "cat")
 
@@ -32,7 +33,8 @@ def make_run(
                     levels=levels, phases=phases, **settings)  # fmt: skip
     label, sex, hard = _people(rng, n)
     people = _examples("train", label, sex)
-    run = Run.create(path, run_plan, Examples(people.ids, groups=columns or people.groups))
+    examples = Examples(people.ids, groups=columns or people.groups)
+    run = Run.create(path, run_plan, examples, randomness=Randomness.of_fit(None))
     chosen = np.sort(rng.choice(n, follow, replace=False))
     for first in range(0, steps if taken is None else taken, 10):
         run.journal.record(first, _norms(hard, first, steps, moving))

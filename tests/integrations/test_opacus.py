@@ -15,6 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from epsilons import Journal, Plan, Run, individual_epsilons
 from epsilons.integrations.opacus import attach
+from epsilons.integrations.opacus_parts import randomness_of
+from epsilons.randomness import Randomness
+from epsilons.release import owner_statement, statement_text
 from epsilons.training import gradient_norms, supervised
 from epsilons.training.identity import record_digests
 
@@ -246,6 +249,38 @@ def test_delta_is_the_callers(tmp_path):
         model, optimizer, loader, loss_fn=LOSS, delta=1e-3, out=tmp_path / "run"
     ) as attached:
         assert attached.run.plan.delta == attached.epsilons().delta == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("seed", "options", "expected"),
+    [
+        (0, {}, Randomness("torch seeded", "torch seeded")),
+        (2**60 + 1, {}, Randomness("torch", "torch")),  # as if nobody had seeded
+        (2**60 + 1, {"noise_generator": torch.Generator().manual_seed(1)},
+         Randomness("torch seeded", "torch")),
+    ],
+)  # fmt: skip
+def test_where_noise_and_coins_come_from_is_recorded_and_said(tmp_path, seed, options, expected):
+    """A run after torch.manual_seed(0) was stated as "nobody … above 5.71 %"."""
+    torch.manual_seed(seed)
+    _, model, optimizer, _, loader = private(**options)
+    with attach(
+        model, optimizer, loader, loss_fn=LOSS, delta=1e-5, out=tmp_path / "run"
+    ) as attached:
+        assert attached.run.journal.randomness == expected
+    said = statement_text(owner_statement(Run.open(tmp_path / "run"), "3"))
+    assert "nobody" not in said
+    assert f"nothing here holds: this run has {expected}" in said
+
+
+def test_secure_mode_is_the_operating_systems_generator():
+    """torchcsprng is not installed here: its parts, as Opacus sets them."""
+    _, _, optimizer, _, loader = private()
+    optimizer.secure_mode = True
+    optimizer.generator = loader.batch_sampler.generator = torch.Generator()
+    assert randomness_of(optimizer, loader.batch_sampler).secret
+    loader.batch_sampler.generator = None  # a loader that was made elsewhere
+    assert randomness_of(optimizer, loader.batch_sampler) == Randomness("system", "torch seeded")
 
 
 def refused(sentence, tmp_path, model, optimizer, loader, **options):

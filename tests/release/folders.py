@@ -3,6 +3,7 @@
 import numpy as np
 
 from epsilons import Examples, Plan, Run
+from epsilons.randomness import Randomness
 
 
 def make_run(path, n=3000, steps=100, clip=1.0, taken=100, **columns):
@@ -17,7 +18,8 @@ def make_run(path, n=3000, steps=100, clip=1.0, taken=100, **columns):
         refresh_every=50,
         levels=32,
     )
-    run = Run.create(path, plan, Examples(ids=[f"id-{k:05d}" for k in range(n)], **columns))
+    examples = Examples(ids=[f"id-{k:05d}" for k in range(n)], **columns)
+    run = Run.create(path, plan, examples, randomness=Randomness.of_fit(None))
     train(run, taken)
     return run
 

@@ -9,6 +9,7 @@ from folders import make_run, train
 
 from epsilons import Examples
 from epsilons.accounting.composition import gaussian_epsilon
+from epsilons.randomness import Randomness
 from epsilons.release import (
     owner_statement,
     release_mean,
@@ -163,10 +164,14 @@ def test_an_estimate_is_called_approximate_and_others_are_not(after):
     assert one.to_dict()["detection"]["along_trajectory_is"] == "approximate"
 
 
-def test_a_run_with_a_known_seed_says_that_nothing_holds(after):
+def test_without_secret_noise_the_statement_is_against_those_who_can_not_compute_it(after):
     one, _ = after
-    assert "nothing here holds" in statement_text(replace(one, seeded=True))
-    assert "seed" not in statement_text(one)
+    assert "nobody who sees the model" in statement_text(one)
+    for source in (Randomness.of_fit(7), Randomness("torch", "torch"), Randomness()):
+        said = statement_text(replace(one, randomness=source))
+        assert "nobody" not in said
+        assert "whoever can't compute the noise" in said
+        assert f"nothing here holds: this run has {source}." in said
 
 
 def test_figures_are_rounded_up(after):

@@ -101,6 +101,9 @@ def test_what_is_not_there_is_said_and_no_error(tmp_path):
     assert "Not shown:" in text
     assert "give fit a test set" in text
     assert "10 of 20 planned" in text
+    first = text[: text.index("<nav")]
+    assert "guarantee is against whoever can’t compute the noise" in first
+    assert "which was not recorded" in first
 
 
 def test_a_run_that_has_not_begun_has_no_report(tmp_path):

@@ -54,6 +54,16 @@ def publish(folder, publications=PUBLICATIONS):
     (folder / "public" / "publications.json").write_text(json.dumps(ledger(publications)))
 
 
+def test_noise_that_is_no_secret_is_said_with_the_guarantee(folder):
+    assert "can’t compute the noise" not in write_public_report(folder).read_text(encoding="utf-8")
+    file = folder / "public" / "plan.json"
+    for source in ({"noise": "torch", "coins": "torch"}, None):  # None: an older folder
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"randomness": source}))
+        page = write_public_report(folder).read_text(encoding="utf-8")
+        assert "guarantee is against whoever can’t compute the noise" in page
+        assert ("torch’s" if source else "was not recorded") in page.replace("&#39;", "’")
+
+
 def test_story_is_told_from_the_public_half_alone(folder):
     publish(folder)
     page = write_public_report(folder).read_text(encoding="utf-8")

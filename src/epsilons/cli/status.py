@@ -30,6 +30,7 @@ def status(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> N
         f"kind            {epsilons.kind}, clipping {plan.clipping}, {plan.n} examples",
         f"worst case      ε = {epsilons.worst_case:.3f} at δ = {epsilons.delta:g} so far{end} "
         f"(method {epsilons.method})",
+        f"randomness      {journal.randomness}",
         f"chain           OK, {verified.entries} entries{sealed}",
         PRIVATE,
         f"at worst case   {epsilons.at_worst_case.mean():.1%} of the examples",

@@ -17,6 +17,7 @@ from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons
 from epsilons.examples import Examples
 from epsilons.files import private_file
+from epsilons.randomness import Randomness
 from epsilons.runs import Run
 from epsilons.training import check_model, gradient_norms
 from epsilons.training.clipping import NORM_ERROR
@@ -34,6 +35,7 @@ class Accounted:
 
     `resting` is entered around every pass over the data: whatever hangs on the model rests there.
     `on_grid`: the noise is `private_step`'s, and norms have room for the rounding to its grid.
+    `randomness`: where the loop takes noise and coins from, if that is known.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Accounted:
         collate_fn: Collate = default_collate,
         resting: Callable[[], AbstractContextManager[None]] = nullcontext,
         on_grid: bool = False,
+        randomness: Randomness | None = None,
     ) -> None:
         if not callable(loss_fn):
             raise ValueError(f"loss_fn={loss_fn!r}; expected a function of model and batch")
@@ -60,7 +63,13 @@ class Accounted:
             learned = check_model(model, loss_fn, first)
         self.random_loss = bool(learned.random_loss)
         names = Examples.numbered(n) if examples is None else examples
-        self.run = Run.create(out, plan, with_digests(names, dataset), random_loss=self.random_loss)
+        self.run = Run.create(
+            out,
+            plan,
+            with_digests(names, dataset),
+            random_loss=self.random_loss,
+            randomness=randomness,
+        )
         self._model, self._loss_fn, self._dataset = model, loss_fn, dataset
         self._batch_size, self._collate, self._resting = batch_size, collate_fn, resting
         self._on_grid = on_grid

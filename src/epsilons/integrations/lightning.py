@@ -12,6 +12,7 @@ from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons
 from epsilons.examples import Examples
 from epsilons.integrations.accounted import Accounted
+from epsilons.randomness import Randomness
 from epsilons.training import PoissonLoader
 from epsilons.training.norms import LossFn
 
@@ -76,8 +77,9 @@ class IndividualPrivacy(pl.Callback):
                     "PoissonLoader(dataset, plan)"
                 )
             self.accounted = Accounted(
-                pl_module, self._loss_fn, self._dataset, self._plan, on_grid=True, **self._options
-            )
+                pl_module, self._loss_fn, self._dataset, self._plan, on_grid=True,
+                randomness=Randomness(coins=loader.coins), **self._options,
+            )  # fmt: skip
         else:
             from epsilons.integrations.opacus import attach
 

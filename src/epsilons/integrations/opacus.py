@@ -36,6 +36,7 @@ from epsilons.integrations.opacus_parts import (
     dp_optimizer,
     grad_sample_hooks,
     poisson_sampler,
+    randomness_of,
     resting,
     steps_taken,
 )
@@ -67,7 +68,8 @@ def attach(
     is yours to choose, well below 1/n. `dataset` is the loader's, or the same examples in the same
     order; some labels are compared. Every `refresh_every` steps (default: a third of an epoch) the
     norms of all examples are computed, `batch_size` at a time.
-    The run folder `out` is complete after `.close()`. To be called once, after `make_private` and
+    Where Opacus takes noise and coins from is recorded, and said with the guarantee. The run folder
+    `out` is complete after `.close()`. To be called once, after `make_private` and
     any step hook of your own, which is called as before, and before the first step.
 
     Works with hooks, functorch and ghost modes and with `BatchMemoryManager`. Refused: batches that
@@ -104,6 +106,7 @@ def attach(
     return AttachedToOpacus(
         hooks, optimizer, sampler, loss_fn, data, plan, out=out, examples=examples,
         batch_size=batch_size, collate_fn=collate_fn(data_loader),
+        randomness=randomness_of(optimizer, sampler),
     )  # fmt: skip
 
 

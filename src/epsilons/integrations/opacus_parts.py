@@ -19,7 +19,9 @@ from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch.utils.data import DataLoader, default_collate
 
 from epsilons.integrations.accounted import Collate
+from epsilons.randomness import Randomness, Source
 from epsilons.training.norms import trainable
+from epsilons.training.sampling import torch_source
 from epsilons.training.step import check_optimizer
 
 _SAME = 1e-9  # relative, between numbers that should be equal
@@ -70,6 +72,26 @@ def accountant_of(hook: Any) -> IAccountant | None:
 
 def steps_taken(accountant: IAccountant) -> int:
     return sum(steps for _, _, steps in accountant.history)
+
+
+def randomness_of(optimizer: DPOptimizer, sampler: UniformWithReplacementSampler) -> Randomness:
+    """Where Opacus takes its noise and its coins from."""
+    device = optimizer.params[0].device
+    return Randomness(
+        _source(optimizer.generator, device, optimizer.secure_mode),
+        _source(sampler.generator, torch.device("cpu"), optimizer.secure_mode),
+    )
+
+
+def _source(generator: Any, device: torch.device, secure: bool) -> Source:
+    """In secure mode the generator is torchcsprng's; where none is given, torch's default."""
+    if generator is None:
+        if device.type == "cpu":
+            return torch_source(torch.default_generator)
+        if device.type == "cuda":
+            return torch_source(torch.cuda.default_generators[device.index or 0])
+        return "torch"
+    return "system" if secure else torch_source(generator)
 
 
 def check_labels(given: Any, loaded: Any) -> None:

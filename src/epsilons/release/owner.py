@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epsilons.accounting.composition import NOTHING, Releases
+from epsilons.randomness import Randomness
 from epsilons.release.budget import Spent, releases_of
 from epsilons.runs import Run
 
@@ -52,7 +53,7 @@ class Statement:
     kind: str
     method: str
     releases: int
-    seeded: bool
+    randomness: Randomness
     training_worst_case: float
     worst_case: float
     individual: float
@@ -77,6 +78,7 @@ class Statement:
         """Plain values; an ε without a bound is None."""
         fields = asdict(self)
         fields["per"] = "person" if len(self.records) > 1 else "record"
+        fields["randomness"]["secret"] = self.randomness.secret
         fields["detection"] = {
             "false_alarms": FALSE_ALARMS,
             "guarantee": self.guarantee,
@@ -119,7 +121,7 @@ def owner_statement(run: Run, owner: str, *, delta: float | None = None) -> Stat
         kind=found.kind,
         method=found.method,
         releases=Spent.of_run(run.path).questions,
-        seeded=run.seed is not None,
+        randomness=run.journal.randomness,
         training_worst_case=run.journal.worst_case(delta=at, releases=NOTHING),
         worst_case=worst_together,
         individual=min(together, worst_together),

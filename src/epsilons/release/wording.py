@@ -54,11 +54,13 @@ def _sections(statement: Statement) -> list[tuple[str, list[str]]]:
     several = len(statement.records) > 1
     what = f"your {len(statement.records)} records together" if several else "your record"
     per = "per person" if several else "per record"
+    secret = statement.randomness.secret
     if statement.meaningful:
+        nobody = "nobody who sees" if secret else "whoever can't compute the noise and sees"
         first = (
-            f"At a false-alarm rate of {100 * FALSE_ALARMS:g} %, nobody who sees the model and all "
-            f"intermediate models detects {what} with a probability above "
-            f"{_percent(statement.guarantee)}."
+            f"At a false-alarm rate of {100 * FALSE_ALARMS:g} %, {nobody} the model and all "
+            f"intermediate models detects {what} with a probability {'' if secret else 'not '}"
+            f"above {_percent(statement.guarantee)}."
         )
     else:
         first = (
@@ -97,10 +99,11 @@ def _sections(statement: Statement) -> list[tuple[str, list[str]]]:
         "Not included: other runs on the same data, and anything else released from it. This "
         "run's folder does not know of them; epsilons total adds up several runs.",
     ]
-    if statement.seeded:
-        guarantee.append(
-            "This run was an experiment with a known seed. Against whoever knows the seed, nothing "
-            "here holds."
+    if not secret:
+        guarantee.insert(
+            1,
+            f"Against whoever can compute it, nothing here holds: this run has "
+            f"{statement.randomness}.",
         )
     return [
         ("What is guaranteed", guarantee),
@@ -129,6 +132,7 @@ def _figures(statement: Statement) -> list[tuple[str, str]]:
         ("δ", f"{statement.delta:g}"),
         ("kind", statement.kind),
         ("method", statement.method),
+        ("noise and coins", "secret" if statement.randomness.secret else "not secret, see above"),
         ("steps", _steps(statement)),
         ("date", statement.date),
     ]

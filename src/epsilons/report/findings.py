@@ -26,6 +26,7 @@ from epsilons.analysis import (
     norm_course,
     other_clip_bounds,
 )
+from epsilons.randomness import Randomness
 from epsilons.runs import Run
 
 # A column with more labels than this names single records rather than groups.
@@ -47,6 +48,7 @@ class Findings:
     epsilons: Epsilons
     steps: int
     seed: int | None
+    randomness: Randomness
     refreshes: int
     restarts: int
     repeated: int
@@ -107,6 +109,7 @@ def findings(run: Run) -> Findings:
         epsilons=epsilons,
         steps=run.journal.steps_charged,
         seed=run.seed,
+        randomness=run.journal.randomness,
         refreshes=len(run.journal.refreshes_now()),
         restarts=run.journal.restarts,
         repeated=run.journal.repeated,

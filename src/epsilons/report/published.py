@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from epsilons.accounting.plan import Plan
 from epsilons.analysis.figures import published_intervals
 from epsilons.files import public_file
+from epsilons.randomness import Randomness
 from epsilons.release import renew_ledger
 from epsilons.report.charts import Chart, chart, rows_height
 from epsilons.report.page import TITLE, render
@@ -49,6 +50,7 @@ class Published:
     worst_case: float
     repeated: int
     seed: int | None
+    randomness: Randomness
     anchor: Mapping[str, Any]
     ledger: Mapping[str, Any] | None
     mean: Number | None
@@ -101,6 +103,7 @@ def _published(run: Path) -> Published:
         worst_case=_worst_case(plan, summary, ledger),
         repeated=summary.get("repeated_steps", 0),
         seed=summary["seed"],
+        randomness=Randomness.recorded(summary),
         anchor=_json(folder / "anchor.json") or {},
         ledger=ledger,
         mean=_number(means[-1]) if means else None,

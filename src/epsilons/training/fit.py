@@ -17,6 +17,7 @@ from epsilons.accounting.plan import Plan
 from epsilons.examples import Examples
 from epsilons.files import alone_in, destroy, private_file
 from epsilons.journal import Journal
+from epsilons.randomness import Randomness
 from epsilons.runs import Run
 from epsilons.training.checkpoint import State, read_checkpoint
 from epsilons.training.checks import check_model
@@ -101,6 +102,7 @@ def fit(
                     with_digests(names, train),
                     random_loss=bool(learned.random_loss),
                     seed=seed,
+                    randomness=Randomness.of_fit(seed),
                 )
             state = _fresh_state(model, optimizer, scheduler, on_step, seed, n, follow)
             loop = Loop(

@@ -13,7 +13,10 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from epsilons.accounting.plan import Plan
+from epsilons.randomness import Source
 from epsilons.training.keystream import Keystream, poisson_draw
+
+_CHOSEN = 2**48
 
 
 class PoissonLoader:
@@ -47,6 +50,13 @@ class PoissonLoader:
     def __len__(self) -> int:
         return self._plan.steps
 
+    @property
+    def coins(self) -> Source:
+        """Where the coins come from."""
+        if isinstance(self._generator, Keystream):
+            return "seeded" if self._generator.is_seeded else "secret"
+        return torch_source(self._generator)
+
     def __iter__(self) -> Iterator[tuple[Tensor, Any]]:
         for step in range(self._plan.steps):
             indices = self.draw(self._plan.phase(step).sample_rate)
@@ -69,6 +79,14 @@ class PoissonLoader:
         if not len(indices):
             return None
         return batch_of(self._dataset, indices, self._collate)
+
+
+def torch_source(generator: torch.Generator) -> Source:
+    """Whether a generator of torch was given a seed, as far as that can be known.
+
+    One that nobody seeded has a random seed of 64 bits; people choose smaller ones.
+    """
+    return "torch seeded" if generator.initial_seed() < _CHOSEN else "torch"
 
 
 def batch_of(
