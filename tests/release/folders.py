@@ -6,7 +6,7 @@ from epsilons import Examples, Plan, Run
 from epsilons.randomness import Randomness
 
 
-def make_run(path, n=3000, steps=100, clip=1.0, taken=100, **columns):
+def make_run(path, n=3000, steps=100, clip=1.0, taken=100, most=None, **columns):
     """A run of n examples with lognormal norms below the clip bound."""
     plan = Plan(
         n=n,
@@ -17,6 +17,7 @@ def make_run(path, n=3000, steps=100, clip=1.0, taken=100, **columns):
         delta=1e-5,
         refresh_every=50,
         levels=32,
+        max_records_per_owner=most,
     )
     examples = Examples(ids=[f"id-{k:05d}" for k in range(n)], **columns)
     run = Run.create(path, plan, examples, randomness=Randomness.of_fit(None))

@@ -21,11 +21,11 @@ def test_first_screen_answers_how_private_for_whom_and_how_sure(page, followed):
     eps = followed.epsilons()
     first = page[: page.index("<nav")]
     assert f"ε ≤ {eps.worst_case:.3f}" in first
-    assert f"half have ε ≤ {eps.quantile(0.5):.3f}" in first
+    assert f"half of the records have ε ≤ {eps.quantile(0.5):.3f}" in first
     assert "Estimates:" in first
     assert "Checked on 60 examples" in first
     assert "For the curator’s eyes" in first
-    assert first.index("For the curator’s eyes") < first.index("half have ε")
+    assert first.index("For the curator’s eyes") < first.index("half of the records have ε")
 
 
 def test_first_screen_and_body_say_the_same_of_the_gap(page):
@@ -122,7 +122,7 @@ def test_steps_that_were_taken_twice_are_in_the_worst_case(tmp_path):
     assert last == pytest.approx(found.epsilons.worst_case, rel=1e-6)
     text = render_report(found)
     assert "10 more were repeated after a restart and are paid again" in text
-    assert "guarantee of the run, after 20 of 40 planned steps, for everyone" in text
+    assert "guarantee of the run, after 20 of 40 planned steps, for every record" in text
 
 
 def test_sixty_thousand_examples_fit_into_three_megabytes(tmp_path):

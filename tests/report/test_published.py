@@ -69,7 +69,7 @@ def test_story_is_told_from_the_public_half_alone(folder):
     page = write_public_report(folder).read_text(encoding="utf-8")
     assert "ε ≤ 2.500" in page
     assert "ε ≤ 2.600" in page
-    assert "half have ε ≤ 0.900" in page
+    assert "half of the records have ε ≤ 0.900" in page
     assert "mean: 1.110 (1.100–1.120)" in page
     assert "Highest for class ant, 0.700" in page
     assert "too few examples to publish: rare" in page

@@ -33,7 +33,7 @@ def demo(
     epsilons = run.epsilons()
     report = write_report(run)
     console = Console(highlight=False)
-    print_epsilons(console, epsilons, accuracy_line(run.test))
+    print_epsilons(console, epsilons, private=accuracy_line(run.test))
     table = Table("class", "examples", "mean ε", "test accuracy")
     for row in group_summary(epsilons, run.examples, run.test, "class"):
         table.add_row(row.group, str(row.n), f"{row.mean_epsilon:.3f}", f"{row.test_accuracy:.1%}")

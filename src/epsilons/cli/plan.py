@@ -43,5 +43,7 @@ def plan(
     assert found is not None
     warn_of_delta(delta, n)
     console = Console(highlight=False)
-    console.print(f"sampling rate {found.sample_rate:.6g}, {found.steps} steps, δ = {delta:g}")
+    console.print(
+        f"sampling rate {found.sample_rate:.6g}, {found.steps} steps, δ = {delta:g}, ε per record"
+    )
     console.print(table)

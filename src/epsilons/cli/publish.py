@@ -66,7 +66,7 @@ def publish(
     console.print(
         f"releases        ε = {spent.epsilon(fixed.delta):.4f} of {fixed.epsilon:g} at "
         f"δ = {fixed.delta:g}; a further question may cost ε = {left:g} at δ = {delta:g}",
-        f"total           ε = {total:.4f} at δ = {folder.plan.delta:g}, training included",
+        f"total           ε = {total:.4f} at δ = {folder.plan.delta:g} per record, with training",
         f"written         {folder.path / 'public'}",
         sep="\n",
         soft_wrap=True,

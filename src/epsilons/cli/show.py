@@ -9,6 +9,8 @@ from rich.console import Console
 
 from epsilons.accounting.results import Epsilons
 from epsilons.examples import Examples
+from epsilons.release import meaningful, person_worst_case, persons, releases_of
+from epsilons.runs import Run
 
 _BARS = " ▏▎▍▌▋▊▉█"
 
@@ -32,14 +34,52 @@ def accuracy_line(test: Examples | None) -> list[str]:
     return [f"test accuracy   {test.correct.mean():.1%} of {len(test)} held-out examples"]
 
 
-def print_epsilons(console: Console, epsilons: Epsilons, private: Sequence[str] = ()) -> None:
+def person_line(run: Run) -> str:
+    """The guarantee per person, as far as it is public."""
+    most = run.plan.max_records_per_owner
+    if most is None:
+        return "per person      no bound is stated: max_records_per_owner is not given"
+    at, releases = run.plan.delta, releases_of(run)
+    now = person_worst_case(run, most, releases)
+    end = person_worst_case(run, most, releases, until=run.plan.steps)
+    later = "" if run.plan.endless or end == now else f" so far; at the end {end:.3f}"
+    return (
+        f"per person      ε = {now:.3f} at δ = {at:g}{later} for up to {most} records together"
+        f"{'' if meaningful(now, at) else ': no meaningful guarantee'}"
+    )
+
+
+def owner_lines(run: Run, epsilons: Epsilons) -> list[str]:
+    """Records per owner and what they cost together, if the run has owners; private."""
+    found = None if epsilons.kind == "none" else persons(run, epsilons)
+    if found is None:
+        return []
+    least, half, most = (int(np.quantile(found.records, q, method="higher")) for q in (0, 0.5, 1))
+    nothing = "" if meaningful(found.worst_case, found.delta) else ": no meaningful guarantee"
+    return [
+        f"owners          {len(found)} with {least} to {most} records, half with at most {half}",
+        f"worst owner     ε = {found.worst_case:.3f} for {most} records together, whatever they "
+        f"contain{nothing}",
+        "combined ε      "
+        + "  ".join(f"{q:.0%} ≤ {found.quantile(q):.3f}" for q in (0.5, 0.9, 1.0))
+        + " of the owners, all their records together",
+    ]
+
+
+def print_epsilons(
+    console: Console,
+    epsilons: Epsilons,
+    public: Sequence[str] = (),
+    private: Sequence[str] = (),
+) -> None:
     """Worst case, kind, quantiles and a histogram in characters; all but the first are private.
 
-    `private`: further lines that are.
+    `public`, `private`: further lines, above and below the one that says so.
     """
     console.print(
-        f"worst case      ε = {epsilons.worst_case:.3f} at δ = {epsilons.delta:g} "
+        f"worst case      ε = {epsilons.worst_case:.3f} at δ = {epsilons.delta:g} per record "
         f"(method {epsilons.method})",
+        *public,
         PRIVATE,
         *private,
         f"individual ε    {epsilons.kind} for each of {len(epsilons.values)} examples, "

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from epsilons.cli.show import PRIVATE
+from epsilons.cli.show import PRIVATE, owner_lines, person_line
 from epsilons.runs import Run
 
 
@@ -29,11 +29,13 @@ def status(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> N
         f"steps           {verified.steps}{of} charged{again}",
         f"kind            {epsilons.kind}, clipping {plan.clipping}, {plan.n} examples",
         f"worst case      ε = {epsilons.worst_case:.3f} at δ = {epsilons.delta:g} so far{end} "
-        f"(method {epsilons.method})",
+        f"per record (method {epsilons.method})",
+        person_line(opened),
         f"randomness      {journal.randomness}",
         f"chain           OK, {verified.entries} entries{sealed}",
         PRIVATE,
         f"at worst case   {epsilons.at_worst_case.mean():.1%} of the examples",
+        *owner_lines(opened, epsilons),
         sep="\n",
         soft_wrap=True,
     )

@@ -9,7 +9,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from epsilons.cli.show import accuracy_line, print_epsilons, warn_of_delta
+from epsilons.cli.show import (
+    accuracy_line,
+    owner_lines,
+    person_line,
+    print_epsilons,
+    warn_of_delta,
+)
 from epsilons.runs import Run
 from epsilons.settings import Settings
 
@@ -48,7 +54,9 @@ def print_run(path: Path, carry_out: Callable[[], Run]) -> None:
         run = carry_out()
         warn_of_delta(run.plan.delta, run.plan.n)
         console = Console(highlight=False)
-        print_epsilons(console, run.epsilons(), accuracy_line(run.test))
+        epsilons = run.epsilons()
+        private = [*accuracy_line(run.test), *owner_lines(run, epsilons)]
+        print_epsilons(console, epsilons, [person_line(run)], private)
     except KeyboardInterrupt as stopped:
         raise KeyboardInterrupt(f"{str(stopped) or 'stopped'}: {_way_on(path)}") from None
     console.print(f"run folder      {run.path}", soft_wrap=True)

@@ -3,7 +3,8 @@
 from epsilons.release.budget import Budget, Cost, Limit, OverBudget, releases_of
 from epsilons.release.clip_bound import ClipBound, release_median_norm
 from epsilons.release.ledger import renew_ledger, write_ledger
-from epsilons.release.owner import Statement, owner_statement
+from epsilons.release.owner import Statement, meaningful, owner_statement
+from epsilons.release.persons import Persons, person_worst_case, persons
 from epsilons.release.quantiles import Estimate
 from epsilons.release.statistics import (
     Publication,
@@ -21,10 +22,14 @@ __all__ = [
     "Estimate",
     "Limit",
     "OverBudget",
+    "Persons",
     "Publication",
     "Statement",
     "Statistics",
+    "meaningful",
     "owner_statement",
+    "person_worst_case",
+    "persons",
     "publish",
     "release_mean",
     "release_median_norm",

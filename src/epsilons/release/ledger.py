@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from epsilons.accounting.composition import NOTHING
+from epsilons.accounting.composition import NOTHING, Releases
 from epsilons.files import public_file
 from epsilons.release.budget import Budget, Spent
+from epsilons.release.persons import person_worst_case
 from epsilons.runs import Run
 
 LEDGER = "publications.json"
@@ -68,8 +70,23 @@ def _page(run: Run, budget: Budget) -> dict[str, Any]:
             "epsilon": plan.worst_case(steps=steps, releases=releases),
             "delta": plan.delta,
             "composition": _COMPOSITION,
+            "per": "record",
         },
+        "per_person": _per_person(run, releases),
         "publications": [asdict(entry) for entry in entries],
+    }
+
+
+def _per_person(run: Run, releases: Releases) -> dict[str, Any] | None:
+    """The total for all records of one person; None where the plan does not limit them."""
+    most = run.plan.max_records_per_owner
+    if most is None:
+        return None
+    found = person_worst_case(run, most, releases, until=run.plan.steps)
+    return {
+        "records": most,
+        "epsilon": found if math.isfinite(found) else None,
+        "delta": run.plan.delta,
     }
 
 

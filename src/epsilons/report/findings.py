@@ -27,6 +27,7 @@ from epsilons.analysis import (
     other_clip_bounds,
 )
 from epsilons.randomness import Randomness
+from epsilons.release import Persons, persons
 from epsilons.runs import Run
 
 # A column with more labels than this names single records rather than groups.
@@ -63,6 +64,7 @@ class Findings:
     course: EpsilonCourse | None
     bounds: list[BoundRow] | None
     attack: Attack | None
+    persons: Persons | None = None
     missing: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -128,6 +130,7 @@ def findings(run: Run) -> Findings:
         course=had("ε over training", lambda: epsilon_course(run)) if private else None,
         bounds=had("other clip bounds", lambda: other_clip_bounds(run, main)) if private else None,
         attack=had("attack", lambda: loss_threshold_attack(examples, test, by)),
+        persons=persons(run, epsilons) if private else None,
         missing=missing,
     )
 

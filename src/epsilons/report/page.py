@@ -55,6 +55,7 @@ def render_report(found: Findings) -> str:
         f=found,
         eps=eps,
         guess=sentences.guess(eps.worst_case, eps.delta),
+        per_person=sentences.per_person(found.persons) if found.private else "",
         sure=sentences.sure(found),
         kind=sentences.KINDS[eps.kind],
         gap=sentences.gap(found.main) if found.main else "",

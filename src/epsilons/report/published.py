@@ -25,7 +25,7 @@ from epsilons.randomness import Randomness
 from epsilons.release import renew_ledger
 from epsilons.report.charts import Chart, chart, rows_height
 from epsilons.report.page import TITLE, render
-from epsilons.report.sentences import guess
+from epsilons.report.sentences import guess, per_person_published
 from epsilons.runs import Run
 
 _EPSILONS = "individual epsilons"
@@ -121,6 +121,7 @@ def render_public_report(found: Published) -> str:
         kicker=f"public report on {found.name}",
         f=found,
         guess=guess(found.worst_case, found.plan.delta),
+        per_person=per_person_published((found.ledger or {}).get("per_person")),
         half=found.quantiles.get(0.5),
         charts=_charts(found),
     )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from epsilons.analysis import (
     Attack,
@@ -16,6 +19,7 @@ from epsilons.analysis import (
     NormCourse,
 )
 from epsilons.analysis.groups import SMALL
+from epsilons.release import Persons, meaningful
 from epsilons.report.findings import Findings
 
 KINDS = {
@@ -69,6 +73,46 @@ def guess(epsilon: float, delta: float) -> float:
     """
     small = math.exp(-epsilon)
     return min(1.0, (1 + delta * small) / (1 + small))
+
+
+def per_person(found: Persons | None) -> str:
+    """What the records of one owner cost together; who has how many; how that is spread."""
+    if found is None:
+        return (
+            "Per person nothing is known, since the run has no owners: whoever has several records "
+            "is protected less."
+        )
+    least, most = int(found.records.min()), int(found.records.max())
+    if most == 1:
+        return f"Each of {len(found):,} owners has one record, so it holds per person too."
+    nothing = "" if meaningful(found.worst_case, found.delta) else ": no meaningful guarantee"
+    usual = int(np.quantile(found.records, 0.5, method="higher"))
+    half, many, worst = (found.quantile(q) for q in (0.5, 0.9, 1.0))
+    return (
+        f"Per person it is weaker: {len(found):,} owners have {least} to {most} records, half of "
+        f"them at most {usual}. For {most} records "
+        f"together ε ≤ {found.worst_case:.3f}, whatever they contain{nothing}. Along this "
+        f"training all records of an owner together have ε ≤ {half:.3f} for half of the owners, "
+        f"≤ {many:.3f} for 90 %, and ≤ {worst:.3f} for the worst (bounds by RDP, for owners of "
+        "several records some 10 % above their statements)."
+    )
+
+
+def per_person_published(found: Mapping[str, Any] | None) -> str:
+    """The same from what is public."""
+    if found is None:
+        return (
+            "Per person no bound is stated: how many records one person may have is not limited, "
+            "and whoever has several is protected less."
+        )
+    epsilon = math.inf if found["epsilon"] is None else float(found["epsilon"])
+    nothing = "" if meaningful(epsilon, found["delta"]) else ", which is no meaningful guarantee"
+    bound = f"ε ≤ {epsilon:.3f}" if math.isfinite(epsilon) else "no bound"
+    records = f"{found['records']} records" if found["records"] > 1 else "the one record"
+    return (
+        f"Per person: {bound} at δ = {found['delta']:g} for {records} that one person has at "
+        f"most{nothing}, with everything published."
+    )
 
 
 def histogram(found: Findings) -> str:

@@ -1,0 +1,134 @@
+"""What all records of one owner cost together, for every owner of a run at once.
+
+A worst case, and an individual ε, are per record. Someone with several records is protected by as
+much less, and per person is what `chain_rule` makes of the records' ε's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epsilons.accounting.composition import Releases
+from epsilons.accounting.results import Epsilons
+from epsilons.release.budget import releases_of
+from epsilons.release.owner import LEAST_DELTA, chain_rule
+from epsilons.runs import Run
+
+Array = NDArray[np.float64]
+# Distances in log 1/δ between the δ's at which every record is priced, from just above the first
+# share of δ on: the bound from them is within 0.3 % of pricing each record at its own δ.
+_SPACING = (0.0, 0.6, 2.0, 4.0, 8.0, 16.0, 32.0)
+# Share of δ set aside for the distance of the releases' noise from a Gaussian.
+_ASIDE = 1e-6
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Persons:
+    """The owners of a run, by ascending combined ε; all of it is private, so `repr` shows nothing.
+
+    `records` (m,): how many each has. `epsilons` (m,): ε of all records of each together at
+    `delta`, along the training observed; never below what `owner_statement` says, and above it by
+    what RDP is above the tight ε for owners of several records (by 7 to 9 % at usual settings).
+    `worst_case`: ε of the owner with the most records, whatever these contain.
+    """
+
+    records: NDArray[np.int64]
+    epsilons: Array
+    worst_case: float
+    delta: float
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def quantile(self, q: float) -> float:
+        """The q-quantile of the combined ε's; private."""
+        return float(np.quantile(self.epsilons, q, method="higher"))
+
+
+def person_worst_case(
+    run: Run,
+    records: int,
+    releases: Releases,
+    *,
+    delta: float | None = None,
+    until: int | None = None,
+) -> float:
+    """ε at δ of so many records of one person, whatever they contain: the guarantee per person.
+
+    `releases`: everything let out beside the training. Of the run as it is, or as it will be
+    before step `until`.
+    """
+    at = run.plan.delta if delta is None else delta
+    worst = run.journal.worst_case
+    return chain_rule([lambda d: worst(until=until, delta=d, releases=releases)] * records, at)
+
+
+def persons(run: Run, epsilons: Epsilons) -> Persons | None:
+    """Combined ε's of all owners, with everything let out so far; None if the run has no owners.
+
+    `epsilons`: `run.epsilons(delta)` for the δ asked about.
+    """
+    if run.examples.owners is None:
+        return None
+    delta, releases = epsilons.delta, releases_of(run)
+    alone = epsilons.values
+    if releases != run.plan.clip_bound:
+        alone = run.epsilons(delta, releases=releases).values
+    _, owner, counts = np.unique(run.examples.owners, return_inverse=True, return_counts=True)
+    worst = person_worst_case(run, int(counts.max()), releases, delta=delta)
+    together = np.zeros(len(counts))
+    single = counts[owner] == 1
+    together[owner[single]] = alone[single]
+    several = np.flatnonzero(~single)
+    # small ε's first, as in a statement
+    several = several[np.lexsort((alone[several], owner[several]))]
+    if len(several):
+        above = _curves(run, several, delta, releases)
+        mine = owner[several]
+        rank = np.arange(len(several)) - np.searchsorted(mine, mine)
+        for k in range(int(counts.max())):
+            now = np.flatnonzero(rank == k)
+            who = mine[now]
+            together[who] += above(now, np.exp(-together[who]) * delta / counts[who])
+    order = np.argsort(together, kind="stable")
+    return Persons(counts[order], np.minimum(together[order], worst), worst, delta)
+
+
+def _curves(
+    run: Run, rows: NDArray[np.int64], delta: float, releases: Releases
+) -> Callable[[NDArray[np.int64], Array], Array]:
+    """ε of some records, each at its own δ of at most half of `delta`, never too small.
+
+    The RDP ε is a minimum of lines in x = log 1/δ, hence concave: beyond two points it is below
+    the line through them. So a few prices for everyone are enough.
+    """
+    asked = -np.log(delta) + np.array(_SPACING)
+    chosen, place = np.unique(rows, return_inverse=True)
+    gaussian = releases.gaussian
+    table = np.stack(
+        [
+            run.epsilons(float(np.exp(-x)), "rdp", only=chosen, releases=gaussian).values[place]
+            for x in asked
+        ]
+    )
+    with np.errstate(invalid="ignore"):  # ∞ − ∞
+        slope = np.diff(table, axis=0) / np.diff(asked)[:, None]
+    # An ε of 0 was cut off there, and the line through it may be too flat.
+    slope[table[:-1] == 0] = np.inf
+    ceiling = np.append(table, np.full((1, len(rows)), np.inf), axis=0)
+
+    def above(which: NDArray[np.int64], share: Array) -> Array:
+        left = (1 - _ASIDE) * share if releases.distance else share
+        x = -np.log(np.maximum(left, LEAST_DELTA))
+        j = np.clip(np.searchsorted(asked, x), 2, len(asked))
+        with np.errstate(invalid="ignore"):  # ∞ · 0
+            rise = np.nan_to_num(slope[j - 2, which] * (x - asked[j - 1]), nan=np.inf)
+        found = np.minimum(table[j - 1, which] + rise, ceiling[j, which])
+        aside = (1 + np.exp(np.minimum(found, 700.0))) * releases.distance
+        return np.where((share < LEAST_DELTA) | (aside > share - left), np.inf, found)
+
+    return above
