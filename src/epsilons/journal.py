@@ -42,6 +42,14 @@ class Verified(NamedTuple):
     epsilons: Epsilons
 
 
+class Constants(NamedTuple):
+    """What holds for each row of norms: (rows,) each."""
+
+    sample_rate: NDArray[np.float64]
+    noise_std: NDArray[np.float64]
+    bound: NDArray[np.float64]
+
+
 class Journal:
     """The append-only record of one run.
 
@@ -365,6 +373,14 @@ class Journal:
             else:
                 yield norms, durations(rows)
 
+    def constants(self, *, sampled: bool = True, only: ArrayLike | None = None) -> Constants:
+        """Rate, noise and bound of each row of `histories`, asked for the same examples."""
+        rows, chosen = self._rows(), positions(self.plan.n, only)
+        numbers = np.arange(len(rows.entry))
+        extra = np.diff(self._places(rows, sampled, chosen))
+        row = np.append(numbers, np.repeat(numbers, extra))
+        return Constants(rows.sample_rate[row], rows.noise_std[row], rows.bound[row])
+
     def epsilons(
         self,
         delta: float | None = None,
@@ -380,16 +396,14 @@ class Journal:
         computed for the others. `releases`: everything let out beside the training; by default
         the plan's clip bound, as in `worst_case`.
         """
-        rows, chosen = self._rows(), positions(self.plan.n, only)
-        numbers = np.arange(len(rows.entry))
-        extra = np.diff(self._places(rows, sampled, chosen))
-        row = np.append(numbers, np.repeat(numbers, extra))
+        chosen = positions(self.plan.n, only)
+        held = self.constants(sampled=sampled, only=chosen)
         let_out = self.plan.clip_bound if releases is None else releases
         priced = composed_epsilons(
             self.histories(sampled=sampled, only=chosen),
-            sample_rate=rows.sample_rate[row],
-            noise_std=rows.noise_std[row],
-            max_grad_norm=rows.bound[row],
+            sample_rate=held.sample_rate,
+            noise_std=held.noise_std,
+            max_grad_norm=held.bound,
             delta=self.plan.delta if delta is None else delta,
             method=method,
             levels=self.plan.levels,

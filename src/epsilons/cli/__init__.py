@@ -28,6 +28,7 @@ from epsilons.cli.publish import publish
 from epsilons.cli.report import report
 from epsilons.cli.resume import resume
 from epsilons.cli.status import status
+from epsilons.cli.total import total
 from epsilons.cli.train import train
 from epsilons.cli.verify import verify
 
@@ -40,7 +41,7 @@ app = typer.Typer(
 )
 _VERBS = (
     plan, train, resume, status, verify, export, account, demo,
-    report, groups, attack, compare, owner, publish,
+    report, groups, attack, compare, owner, publish, total,
 )  # fmt: skip
 
 

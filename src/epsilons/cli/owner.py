@@ -19,11 +19,16 @@ def owner(
     identity: Annotated[str, typer.Argument(metavar="ID", help="The owner, or a record's id.")],
     format: Annotated[str, typer.Option(help=f"One of {', '.join(_FORMATS)}.")] = "text",
     delta: Annotated[float | None, typer.Option(help="δ of the figures [the plan's].")] = None,
+    other: Annotated[
+        list[Path] | None,
+        typer.Option("--with", help="Another run on the same data, added up; may be repeated."),
+    ] = None,
 ) -> None:
     """The privacy statement of one owner (for that person alone)."""
     if format not in _FORMATS:
         raise ValueError(f"--format {format!r} is unknown; choose one of {', '.join(_FORMATS)}")
-    statement = owner_statement(Run.checked(run), identity, delta=delta)
+    others = [Run.checked(path) for path in other or ()]
+    statement = owner_statement(Run.checked(run), identity, delta=delta, others=others)
     if format == "json":
         print(json.dumps(statement.to_dict(), indent=2, ensure_ascii=False))
     else:

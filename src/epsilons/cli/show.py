@@ -82,6 +82,15 @@ def print_epsilons(
         *public,
         PRIVATE,
         *private,
+        sep="\n",
+        soft_wrap=True,
+    )
+    print_distribution(console, epsilons)
+
+
+def print_distribution(console: Console, epsilons: Epsilons) -> None:
+    """Kind, quantiles and a histogram of the values; private."""
+    console.print(
         f"individual ε    {epsilons.kind} for each of {len(epsilons.values)} examples, "
         f"{epsilons.at_worst_case.mean():.1%} at the worst case",
         "quantiles       "

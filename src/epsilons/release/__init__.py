@@ -13,6 +13,7 @@ from epsilons.release.statistics import (
     release_mean,
     release_quantiles,
 )
+from epsilons.release.total import Part, Total, total
 from epsilons.release.wording import statement_html, statement_text
 
 __all__ = [
@@ -22,10 +23,12 @@ __all__ = [
     "Estimate",
     "Limit",
     "OverBudget",
+    "Part",
     "Persons",
     "Publication",
     "Statement",
     "Statistics",
+    "Total",
     "meaningful",
     "owner_statement",
     "person_worst_case",
@@ -38,5 +41,6 @@ __all__ = [
     "renew_ledger",
     "statement_html",
     "statement_text",
+    "total",
     "write_ledger",
 ]

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from epsilons.accounting.composition import NOTHING, Releases
+from epsilons.accounting.composition import NOTHING
 from epsilons.randomness import Randomness
-from epsilons.release.budget import Spent, releases_of
+from epsilons.release.budget import Spent
+from epsilons.release.total import Together, common_delta, expect_different, matched
 from epsilons.runs import Run
 
 FALSE_ALARMS = 0.01
@@ -41,7 +42,9 @@ class Statement:
 
     `worst_case` and `individual`: ε of all the owner's records together at `delta`, composed with
     the clip bound and all publications up to `date`; for one record, that record's.
-    `repeated_steps` were charged again after restarts, and are paid for beside `steps`.
+    `repeated_steps` were charged again after restarts, and are paid for beside `steps`. `others`:
+    runs whose cost is added up; `unmatched` records were not found in all of them, and `elsewhere`
+    records of the owner in them are not in this run: their ε there is in the worst case alone.
     """
 
     owner: str
@@ -58,6 +61,9 @@ class Statement:
     worst_case: float
     individual: float
     records: tuple[Record, ...]
+    others: tuple[str, ...] = ()
+    unmatched: int = 0
+    elsewhere: int = 0
 
     @property
     def guarantee(self) -> float:
@@ -90,27 +96,43 @@ class Statement:
         return finite
 
 
-def owner_statement(run: Run, owner: str, *, delta: float | None = None) -> Statement:
+def owner_statement(
+    run: Run, owner: str, *, delta: float | None = None, others: Sequence[Run] = ()
+) -> Statement:
     """What the run says to `owner` about their records, as of today.
 
     `owner` is one of the examples' owners; where the run has none, the id of a record. `delta`:
-    the plan's unless given. Several records are bounded together by `chain_rule`. ValueError for
-    a record of a known owner (it names the owner), for one that was held out, and for a stranger.
+    the plan's unless given. Several records are bounded together by `chain_rule`. `others`: runs on
+    the same data, whose costs are added up for the records that are in all of them (see `total`).
+    ValueError for a record of a known owner (it names the owner), for one that was held out, and
+    for a stranger.
     """
-    rows = _rows(run, owner)
-    at = run.plan.delta if delta is None else float(delta)
-    releases = releases_of(run)
-    found = run.epsilons(at, only=rows, releases=releases)
-    alone = run.epsilons(at, only=rows, releases=NOTHING)
-    worst = run.journal.worst_case(delta=at, releases=releases)
-    worst_together, together = worst, float(found.values[0])
+    rows, runs = _rows(run, owner), (run, *others)
+    expect_different(runs)
+    at = common_delta(runs) if delta is None else float(delta)
+    here, added = Together([run]), Together(runs)
+    places, elsewhere = _in_all(runs, rows, owner)
+    in_all = [k for k, place in enumerate(places) if len(place) == len(runs)]
+    alone, found = np.empty(len(rows)), np.empty(len(rows))
+    for way, some in (
+        (added, in_all),
+        (here, [k for k in range(len(rows)) if k not in in_all]),
+    ):
+        if some:
+            at_places = list(np.array([places[k] for k in some]).T)
+            found[some] = way.epsilons(at_places, at).values
+            training = Together(way.runs, releases=NOTHING)
+            alone[some] = training.epsilons(at_places, at).values
+    worst = added.worst_case(at)
+    worst_together, together = worst, float(found[0])
+    if len(rows) + elsewhere > 1:
+        worst_together = chain_rule([added.worst_case] * (len(rows) + elsewhere), at)
     if len(rows) > 1:
-        worst_together = chain_rule(
-            [lambda d: run.journal.worst_case(delta=d, releases=releases)] * len(rows), at
-        )
         # Small ε's first: each weighs on the δ's of those after it.
-        order = np.argsort(found.values, kind="stable")
-        together = chain_rule([_epsilon_at(run, rows[k], releases) for k in order], at)
+        order = np.argsort(found, kind="stable")
+        together = chain_rule(
+            [(added if k in in_all else here).epsilon_at(places[k]) for k in order], at
+        )
     return Statement(
         owner=str(owner),
         date=datetime.now(UTC).date().isoformat(),
@@ -118,18 +140,41 @@ def owner_statement(run: Run, owner: str, *, delta: float | None = None) -> Stat
         planned_steps=None if run.plan.endless else run.plan.steps,
         repeated_steps=run.journal.repeated,
         delta=at,
-        kind=found.kind,
-        method=found.method,
-        releases=Spent.of_run(run.path).questions,
-        randomness=run.journal.randomness,
-        training_worst_case=run.journal.worst_case(delta=at, releases=NOTHING),
+        kind=added.kind,
+        method=added.method,
+        releases=sum(Spent.of_run(one.path).questions for one in runs),
+        randomness=next(
+            (one.journal.randomness for one in runs if not one.journal.randomness.secret),
+            run.journal.randomness,
+        ),
+        training_worst_case=added.worst_case(at, releases=NOTHING),
         worst_case=worst_together,
         individual=min(together, worst_together),
         records=tuple(
             Record(str(run.examples.ids[row]), float(training), float(min(total, worst)))
-            for row, training, total in zip(rows, alone.values, found.values, strict=True)
+            for row, training, total in zip(rows, alone, found, strict=True)
         ),
+        others=tuple(str(one.path) for one in others),
+        unmatched=len(rows) - len(in_all),
+        elsewhere=elsewhere,
     )
+
+
+def _in_all(
+    runs: Sequence[Run], rows: NDArray[np.int64], owner: str
+) -> tuple[list[list[int]], int]:
+    """Where each record is in all runs, or in the first alone; how many more the others have."""
+    if len(runs) == 1:
+        return [[int(row)] for row in rows], 0
+    same, _ = matched(runs)
+    by_row = {int(where[0]): [int(place) for place in where] for where in zip(*same, strict=True)}
+    places = [by_row.get(int(row), [int(row)]) for row in rows]
+    more = 0
+    for k, run in enumerate(runs[1:], start=1):
+        known = {place[k] for place in places if len(place) > 1}
+        names = run.examples.ids if run.examples.owners is None else run.examples.owners
+        more += sum(int(row) not in known for row in _named(names, str(owner)))
+    return places, more
 
 
 def chain_rule(epsilons_at: Sequence[Callable[[float], float]], delta: float) -> float:
@@ -170,10 +215,6 @@ def meaningful(epsilon: float, delta: float) -> bool:
     (True, False)
     """
     return detection(epsilon, delta) < 1.0
-
-
-def _epsilon_at(run: Run, row: int, releases: Releases) -> Callable[[float], float]:
-    return lambda d: float(run.epsilons(d, only=[row], releases=releases).values[0])
 
 
 def _rows(run: Run, owner: str) -> NDArray[np.int64]:

@@ -92,17 +92,32 @@ def _sections(statement: Statement) -> list[tuple[str, list[str]]]:
         )
     if several:
         observed.append("Your records are bounded together by taking them out one after the other.")
+    others = statement.others
+    added = f", the trainings of {len(others)} other runs ({', '.join(others)})" if others else ""
+    folders = "these runs' folders" if others else "this run's folder"
     includes = [
-        f"Included: the training of this run, {_steps(statement)}, and the clip bound and "
-        f"publications in this run's folder up to {statement.date}: {statement.releases} in "
-        "number. Further training or publications raise the figures.",
-        "Not included: other runs on the same data, and anything else released from it. This "
-        "run's folder does not know of them; epsilons total adds up several runs.",
+        f"Included: the training of this run, {_steps(statement)}{added}, and the clip bounds and "
+        f"publications in {folders} up to {statement.date}: {statement.releases} in number. "
+        "Further training or publications raise the figures.",
+        "Not included: other runs on the same data, and anything else released from it, which "
+        f"{folders} know{'' if others else 's'} nothing of. Several runs are added up by epsilons "
+        "total, and in a statement by epsilons owner --with.",
     ]
+    if statement.unmatched:
+        includes.append(
+            f"{statement.unmatched} of your records could not be found in all of these runs by id "
+            "and content: along the training, only this run's part is counted for them."
+        )
+    if statement.elsewhere:
+        includes.append(
+            f"{statement.elsewhere} records of yours in the other runs are not in this one: they "
+            "are part of the guarantee, and not of the figures along the training."
+        )
     if not secret:
         guarantee.insert(
             1,
-            f"Against whoever can compute it, nothing here holds: this run has "
+            "Against whoever can compute it, nothing here holds: "
+            f"{'one of these runs' if statement.others else 'this run'} has "
             f"{statement.randomness}.",
         )
     return [

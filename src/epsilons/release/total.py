@@ -1,0 +1,295 @@
+"""Several runs on one data set, added up: what they cost together.
+
+Whoever sees the models of all of them has seen one longer training: its steps are theirs, one run
+after the other, and its clip bounds and publications are theirs too. So everything composes as
+within one run, and as tightly. Runs that were continued from copies of one folder count in full,
+each of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epsilons.accounting.composition import (
+    NOTHING,
+    Releases,
+    composed_epsilon,
+    composed_epsilons,
+)
+from epsilons.accounting.histories import clipping_thresholds
+from epsilons.accounting.individual import Method
+from epsilons.accounting.plan import Plan
+from epsilons.accounting.results import Epsilons, Kind
+from epsilons.randomness import Randomness
+from epsilons.release.budget import Spent, releases_of
+from epsilons.runs import Run
+
+_WEAKEST_FIRST: tuple[Kind, ...] = ("none", "estimate", "bound", "exact")
+# Norms held at a time (128 MiB), however many examples there are.
+_HELD = 2**24
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the runs: its own worst case at the common δ, and what was not matched of it.
+
+    `unmatched`: how many of its examples are not added up, by reason.
+    """
+
+    name: str
+    examples: int
+    steps: int
+    planned_steps: int | None
+    worst_case: float
+    kind: Kind
+    releases: int
+    randomness: Randomness
+    unmatched: Mapping[str, int]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Total:
+    """Several runs together.
+
+    `worst_case`: ε of a record that is in all of them, at the clip bound in every step: with clip
+    bounds and publications. `epsilons`: of the examples found in all runs, which `ids` names, in
+    the order of the first; private, as are the counts in `parts`. `kind` is the weakest of the
+    runs'. `common`: names of runs that began as copies of one folder.
+    """
+
+    parts: tuple[Part, ...]
+    worst_case: float
+    epsilons: Epsilons
+    ids: NDArray[np.str_]
+    common: tuple[tuple[str, ...], ...]
+
+    def __repr__(self) -> str:
+        return f"<Total of {len(self.parts)} runs: {self.epsilons}>"
+
+    @property
+    def delta(self) -> float:
+        return self.epsilons.delta
+
+    @property
+    def kind(self) -> Kind:
+        return self.epsilons.kind
+
+
+def total(runs: Sequence[Run], *, delta: float | None = None, method: Method = "tight") -> Total:
+    """What the runs cost together, as they stand: worst case, and ε of the examples in all of them.
+
+    Examples are the same if id *and* record digest are; others are counted in `Part.unmatched` and
+    not added up. `delta`: the plans', if they agree. Nothing is written.
+
+    Guarantee: an upper bound of the composition if each plan was fixed without looking at the
+    other runs' results. Where later plans were chosen after seeing earlier runs, it is an account
+    of what was spent, and no promise that was made beforehand.
+    """
+    expect_different(runs)
+    together = Together(runs, method)
+    at = common_delta(runs) if delta is None else float(delta)
+    places, unmatched = matched(runs)
+    epsilons = together.epsilons(places, at)
+    parts = tuple(
+        Part(
+            name=str(run.path),
+            examples=run.plan.n,
+            steps=sum(run.journal.charged()),
+            planned_steps=None if run.plan.endless else run.plan.steps,
+            worst_case=run.journal.worst_case(method, delta=at, releases=releases_of(run)),
+            kind=kind,
+            releases=Spent.of_run(run.path).questions,
+            randomness=run.journal.randomness,
+            unmatched=reasons,
+        )
+        for run, kind, reasons in zip(runs, together.kinds, unmatched, strict=True)
+    )
+    return Total(
+        parts=parts,
+        worst_case=epsilons.worst_case,
+        epsilons=epsilons,
+        ids=runs[0].examples.ids[places[0]].astype(str),
+        common=_common_folders(runs),
+    )
+
+
+class Together:
+    """Runs whose steps and releases are priced as those of one."""
+
+    def __init__(
+        self, runs: Sequence[Run], method: Method = "tight", *, releases: Releases | None = None
+    ) -> None:
+        """`releases`: everything let out beside the trainings, unless given."""
+        self.runs = tuple(runs)
+        self.method = method
+        self.releases = (
+            reduce(Releases.__add__, map(releases_of, runs), NOTHING)
+            if releases is None
+            else releases
+        )
+        self.kinds: tuple[Kind, ...] = tuple(run.epsilons(only=[0]).kind for run in runs)
+        self.kind: Kind = min(self.kinds, key=_WEAKEST_FIRST.index)
+
+    def worst_case(self, delta: float, *, releases: Releases | None = None) -> float:
+        """ε at δ of a record at the clip bound in every step of every run."""
+        if self.kind == "none":
+            return math.inf
+        stretches = [
+            (phase, count)
+            for run in self.runs
+            for phase, count in zip(run.plan.stretches, run.journal.charged(), strict=True)
+            if count
+        ]
+        return composed_epsilon(
+            np.array([phase.noise_multiplier for phase, _ in stretches]),
+            np.array([count for _, count in stretches], dtype=np.int64),
+            np.array([phase.sample_rate for phase, _ in stretches]),
+            delta,
+            method=self.method,
+            releases=self.releases if releases is None else releases,
+        )
+
+    def epsilons(self, places: Sequence[NDArray[np.int64]], delta: float) -> Epsilons:
+        """ε of m examples, whose positions in each of the runs are `places` (m,).
+
+        Their rows of norms in all runs are one history.
+        """
+        count, worst = len(places[0]), self.worst_case(delta)
+        values = np.full(count, worst)
+        if self.kind != "none":
+            rows = sum(len(run.journal.constants().bound) for run in self.runs)
+            chunk = max(1, _HELD // rows)
+            for first in range(0, count, chunk):
+                some = slice(first, first + chunk)
+                values[some] = self._priced([at[some] for at in places], delta)
+        return Epsilons(
+            values=np.minimum(values, worst),
+            delta=delta,
+            method=self.method,
+            kind=self.kind,
+            worst_case=worst,
+        )
+
+    def _priced(self, places: Sequence[NDArray[np.int64]], delta: float) -> NDArray[np.float64]:
+        blocks = [_history(run, at) for run, at in zip(self.runs, places, strict=True)]
+        constants = [
+            run.journal.constants(only=np.sort(at))
+            for run, at in zip(self.runs, places, strict=True)
+        ]
+        plans = [run.plan for run in self.runs]
+        ways = {(plan.levels, plan.rounding, plan.clipping) for plan in plans}
+        if len(ways) > 1:
+            for (norms, _), held, plan in zip(blocks, constants, plans, strict=True):
+                _round_up(norms, held.bound, plan)
+            ways = {(max(plan.levels for plan in plans), None, "max")}
+        ((levels, rounding, clipping),) = ways
+        return composed_epsilons(
+            [(np.concatenate([z for z, _ in blocks]), np.concatenate([t for _, t in blocks]))],
+            sample_rate=np.concatenate([held.sample_rate for held in constants]),
+            noise_std=np.concatenate([held.noise_std for held in constants]),
+            max_grad_norm=np.concatenate([held.bound for held in constants]),
+            delta=delta,
+            method=self.method,
+            levels=levels,
+            rounding=rounding,
+            clipping=clipping,
+            releases=self.releases,
+            most=lambda d: self.worst_case(d, releases=self.releases.gaussian),
+        ).values
+
+    def epsilon_at(self, places: Sequence[int]) -> Callable[[float], float]:
+        """ε of one example as a function of δ."""
+        rows = [np.array([place]) for place in places]
+        return lambda delta: float(self.epsilons(rows, delta).values[0])
+
+
+def matched(
+    runs: Sequence[Run],
+) -> tuple[list[NDArray[np.int64]], list[dict[str, int]]]:
+    """Positions (m,) of the same examples in each run, and how many others each has, by reason.
+
+    The same: id and record digest are. They are in the order of the first run.
+    """
+    names = [run.examples.ids.astype(str) for run in runs]
+    unknown = [str(run.path) for run in runs if run.examples.digests is None]
+    if unknown:
+        reason = f"no record digests in {', '.join(unknown)}"
+        return [np.empty(0, np.int64)] * len(runs), [{reason: len(ids)} for ids in names]
+    digests = [np.asarray(run.examples.digests).astype(str) for run in runs]
+    at = [{name: k for k, name in enumerate(ids.tolist())} for ids in names]
+    everywhere = set.intersection(*(set(ids.tolist()) for ids in names))
+    same, other = [], 0
+    for name in names[0].tolist():
+        if name in everywhere:
+            known = {str(digest[where[name]]) for digest, where in zip(digests, at, strict=True)}
+            if len(known) == 1:
+                same.append(name)
+            else:
+                other += 1
+    places = [np.array([where[name] for name in same], dtype=np.int64) for where in at]
+    unmatched = [
+        {
+            reason: count
+            for reason, count in (
+                ("id not in all runs", len(ids) - len(everywhere)),
+                ("id of another record elsewhere", other),
+            )
+            if count
+        }
+        for ids in names
+    ]
+    return places, unmatched
+
+
+def _history(run: Run, places: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Norms and steps (rows, m) of the examples at `places`, in their order."""
+    order = np.argsort(places)
+    back = np.argsort(order)
+    ((norms, steps),) = run.journal.histories(len(places), only=places[order])
+    each = steps if steps.ndim == 2 else np.repeat(steps[:, None], len(places), axis=1)
+    return norms[:, back].copy(), each[:, back]
+
+
+def _round_up(norms: NDArray[np.float64], bounds: NDArray[np.float64], plan: Plan) -> None:
+    """Norms as they were charged, or above: thresholds, and what a plan rounds, rounded up."""
+    if plan.clipping == "max" and plan.rounding is None:
+        return
+    for row, bound in zip(norms, bounds, strict=True):
+        row[:] = clipping_thresholds(row, float(bound), plan.levels)
+
+
+def expect_different(runs: Sequence[Run]) -> None:
+    if not runs:
+        raise ValueError("no run was given; expected one or more")
+    where = [run.path.resolve() for run in runs]
+    for k, path in enumerate(where):
+        if path in where[:k]:
+            raise ValueError(f"{path} was given twice; a run counts once")
+
+
+def common_delta(runs: Sequence[Run]) -> float:
+    deltas = sorted({run.plan.delta for run in runs})
+    if len(deltas) > 1:
+        raise ValueError(
+            f"the plans have different δ's ({', '.join(f'{d:g}' for d in deltas)}); say at which "
+            "δ the runs are to be added up: delta"
+        )
+    return deltas[0]
+
+
+def _common_folders(runs: Sequence[Run]) -> tuple[tuple[str, ...], ...]:
+    """Runs that began as copies of one folder: the salt of a journal is random, and copied with it.
+
+    Of seeded runs nothing can be said: their salt comes from the seed.
+    """
+    groups: dict[str, list[str]] = {}
+    for run in runs:
+        if run.seed is None:
+            groups.setdefault(str(run.journal.opening["salt"]), []).append(str(run.path))
+    return tuple(tuple(names) for names in groups.values() if len(names) > 1)
