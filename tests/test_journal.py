@@ -309,14 +309,75 @@ def test_followed_examples_are_priced_by_their_norms_of_every_step(tmp_path, nor
     )
 
 
-def test_a_random_loss_makes_norms_of_every_step_an_estimate(tmp_path):
-    exact = Journal.create(tmp_path / "a", small_plan(refresh_every=1))
-    drawn = Journal.create(tmp_path / "b", small_plan(refresh_every=1), random_loss=True)
-    clipped = Journal.create(
-        tmp_path / "c", small_plan(refresh_every=1, clipping="individual"), random_loss=True
+def every_step(journal, norms):
+    for step, row in enumerate(norms):
+        journal.record(step, row)
+        journal.charge(step)
+    return journal
+
+
+def kind_of(path, norms, **options):
+    """The kind of a run of K = 1 as it is recorded, step by step."""
+    flags = {name: options.pop(name) for name in list(options) if name.startswith("random_")}
+    journal = every_step(
+        Journal.create(path, small_plan(refresh_every=1, **options), **flags), norms
     )
-    kinds = [journal.epsilons().kind for journal in (exact, drawn, clipped)]
-    assert kinds == ["exact", "estimate", "exact"]
+    assert journal.epsilons().kind == journal.kind
+    return journal.kind
+
+
+def test_what_draws_at_random_makes_norms_of_every_step_an_estimate(tmp_path, norms):
+    assert kind_of(tmp_path / "a", norms) == "exact"
+    assert kind_of(tmp_path / "b", norms, rounding="up") == "bound"
+    assert kind_of(tmp_path / "c", norms, random_loss=True) == "estimate"
+    assert kind_of(tmp_path / "d", norms, random_data=True) == "estimate"
+    assert kind_of(tmp_path / "e", norms, random_loss=True, rounding="up") == "estimate"
+    assert kind_of(tmp_path / "f", norms, random_loss=True, clipping="individual") == "exact"
+
+
+def test_randomness_that_shows_later_is_on_record(tmp_path, norms):
+    with every_step(Journal.create(tmp_path / "j", small_plan(refresh_every=1)), norms) as journal:
+        assert (journal.kind, journal.random) == ("exact", ())
+        entries, _ = journal.check()
+        for _ in range(2):
+            journal.record_random("data", step=journal.steps_charged)
+        assert journal.check()[0] == entries + 1  # appended, and once
+        assert (journal.kind, journal.random) == ("estimate", ("data",))
+    with pytest.raises(ValueError, match="expected one of loss, data, norms"):
+        Journal.open(tmp_path / "j").record_random("weather", step=3)
+
+
+def test_without_norms_everyone_is_at_the_bound_whatever_was_planned(tmp_path):
+    for refresh_every in (None, 1, 4):
+        plan = small_plan(refresh_every=refresh_every)
+        journal = Journal.create(tmp_path / f"{refresh_every}", plan)
+        journal.charge(0)
+        assert journal.epsilons().kind == "bound"
+
+
+def test_norms_that_a_plan_did_not_foresee_make_an_estimate(tmp_path, norms):
+    """The plan, without refreshes, says `bound`; the norms hold for steps they are not of."""
+    plan = small_plan(refresh_every=None)
+    journal = Journal.create(tmp_path / "j", plan)
+    journal.record(0, norms[0])
+    journal.charge(0, 4)
+    assert (plan.kind, journal.kind) == ("bound", "estimate")
+
+
+def test_steps_before_the_first_norms_make_a_bound(tmp_path, norms):
+    journal = Journal.create(tmp_path / "j", small_plan(refresh_every=1))
+    journal.charge(0)
+    journal.record(1, norms[0])
+    journal.charge(1)
+    assert journal.kind == "bound"
+
+
+def test_no_figure_of_a_run_whose_loss_mixes_examples_is_given(tmp_path, norms):
+    with filled(tmp_path / "j", small_plan(), norms) as journal:
+        journal.record_mixing(journal.steps_charged)
+        for figure in (journal.epsilons, journal.worst_case, lambda: journal.kind):
+            with pytest.raises(ValueError, match="no figure of this run holds"):
+                figure()
 
 
 def test_journal_is_readable_by_its_owner_alone(tmp_path, norms):

@@ -30,10 +30,10 @@ from epsilons.randomness import Randomness
 from epsilons.release import Budget, release_median_norm
 from epsilons.runs import Run
 from epsilons.settings import Settings
-from epsilons.training import check_model, correct_class, fit, gradient_norms, supervised
+from epsilons.training import correct_class, fit, gradient_norms, supervised
 from epsilons.training.environment import usable_device
 from epsilons.training.identity import with_digests
-from epsilons.training.sampling import batch_of
+from epsilons.training.inspection import inspect_start
 
 DEMO_EPSILON = 4.0
 DEMO_DELTA = 1e-4
@@ -50,7 +50,6 @@ _READERS: dict[str, Callable[..., Data]] = {
 }
 _PATHS = ("path", "test_file")
 _PYTHON = "python:"
-_CANARIES = 3
 _PASS_BATCH = 256
 _LOSSES = {
     "cross_entropy": nn.CrossEntropyLoss(reduction="none"),
@@ -79,14 +78,13 @@ def train(settings: Settings, out: str | os.PathLike[str]) -> Run:
     base = Path.cwd()
     data = load(settings, base)
     model = _network(settings, data, base)
-    batch = batch_of(data.train, torch.arange(min(len(data.examples), _CANARIES)))
-    learned = check_model(model, _loss(settings), batch)
+    found = inspect_start(model, _loss(settings), data.train)
     bound = _median_norm(settings, model, data, out) if settings.max_grad_norm == "median" else None
     run = Run.create(
         out,
         settings.plan(len(data.examples), bound),
         with_digests(data.examples, data.train),
-        random_loss=bool(learned.random_loss),
+        **found._asdict(),
         seed=settings.seed,
         randomness=Randomness.of_fit(settings.seed),
     )

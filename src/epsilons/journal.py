@@ -22,15 +22,17 @@ from epsilons.accounting.composition import Releases, composed_epsilons
 from epsilons.accounting.histories import clipping_thresholds
 from epsilons.accounting.individual import Method
 from epsilons.accounting.plan import Phase, Plan
-from epsilons.accounting.results import Epsilons
+from epsilons.accounting.results import Epsilons, Kind
 from epsilons.chain import SALT_BYTES, Chain, Entry
 from epsilons.held import Events, Rows, durations, extra_rows, positions, with_events
 from epsilons.randomness import Randomness
 
 SomeKind = Literal["sampled", "followed"]
+Random = Literal["loss", "data", "norms"]
 # 1 (no number in the opening): examples and outcomes stand in files beside the journal.
 # 2: they are part of the chain.
 FORMAT = 2
+_ROUNDED: dict[str | None, Kind] = {None: "exact", "up": "bound", "nearest": "estimate"}
 
 
 class Verified(NamedTuple):
@@ -70,7 +72,6 @@ class Journal:
             )
         self.plan = Plan.from_dict(opening.facts["plan"])
         self.opening: Mapping[str, Any] = opening.facts
-        self.random_loss: bool = opening.facts["random_loss"]
         self.ids: NDArray[Any] = np.frombuffer(
             chain.indices(opening.number), dtype=np.dtype(opening.facts["id_type"])
         )
@@ -84,6 +85,7 @@ class Journal:
         *,
         columns: bytes = b"",
         random_loss: bool = False,
+        random_data: bool = False,
         anchor: Path | None = None,
         salt: bytes | None = None,
         seed: int | None = None,
@@ -92,10 +94,11 @@ class Journal:
         """A new journal, mode 0600. `ids` (n,) name the examples in data set order.
 
         `columns`: what else is known of the examples (see `Examples.packed`), for the opening.
-        `random_loss`: the loss draws (dropout, augmentation), so that norms of a refresh are not
-        quite those of the step. `anchor`: where the head of the chain is published. `salt`: for
-        reproducible runs, as is the `seed` to be noted; by default it is random. `randomness`:
-        where noise and coins come from, if that is known.
+        `random_loss`: the loss draws (dropout); `random_data`: the data set gives an example
+        differently each time (augmentation). Then norms of a refresh are not quite those of the
+        step; where it shows later, `record_random` says so. `anchor`: where the head of the chain
+        is published. `salt`: for reproducible runs, as is the `seed` to be noted; by default it is
+        random. `randomness`: where noise and coins come from, if that is known.
         """
         names = np.arange(plan.n) if ids is None else np.asarray(ids)
         if names.shape != (plan.n,) or names.dtype == object:
@@ -108,6 +111,7 @@ class Journal:
             "plan": plan.to_dict(),
             "id_type": names.dtype.str,
             "random_loss": random_loss,
+            "random_data": random_data,
             "seed": seed,
             "randomness": (Randomness() if randomness is None else randomness).to_dict(),
             "salt": (os.urandom(SALT_BYTES) if salt is None else salt).hex(),
@@ -206,6 +210,41 @@ class Journal:
             raise ValueError(f"not all steps from {first} on are charged; charge them first")
         self._chain.append(kind, facts, *blobs)
 
+    def record_random(self, what: Random, step: int) -> None:
+        """From `step` on, at the latest, norms of a refresh are not quite those of a step.
+
+        `"loss"`: the loss draws. `"data"`: an example came out differently when it was fetched
+        again. `"norms"`: an example had a larger gradient in a step than was charged for it.
+        Recording it again changes nothing.
+        """
+        if what not in get_args(Random):
+            raise ValueError(f"what={what!r}; expected one of {', '.join(get_args(Random))}")
+        if what not in self.random:
+            self._chain.append("random", {"what": what, "step": step}, b"", b"")
+
+    def record_mixing(self, step: int) -> None:
+        """By `step` the loss of an example was found to depend on others of its batch.
+
+        Clipping then bounds nobody's part, and no figure of the run holds: they are refused.
+        """
+        self._chain.append("mixing", {"step": step}, b"", b"")
+
+    def _expect_separate(self) -> None:
+        found = self._chain.last("mixing")
+        if found is not None:
+            raise ValueError(
+                f"{self.path}: at step {found.facts['step']} the loss of an example was found to "
+                "depend on the others of its batch, so that no figure of this run holds. Mend the "
+                "loss and train anew in another folder; what this run released is not accounted for"
+            )
+
+    @property
+    def random(self) -> tuple[Random, ...]:
+        """What makes norms of a refresh differ from those of a step, as far as is on record."""
+        opening = [what for what in ("loss", "data") if self.opening.get(f"random_{what}")]
+        later = [entry.facts["what"] for entry in self._chain.entries("random")]
+        return tuple(dict.fromkeys([*opening, *later]))
+
     def charge(self, first: int, last: int | None = None, *, anchored: bool = True) -> None:
         """Steps `first` to `last`, both included: every example pays for each of them.
 
@@ -215,6 +254,7 @@ class Journal:
         Publishing the anchor costs more than the entry: with `anchored=False` the next entry, or
         `seal`, does.
         """
+        self._expect_separate()
         last = first if last is None else last
         latest = self._latest("charge")
         if latest is not None and (latest.facts["first"], latest.facts["last"]) == (first, last):
@@ -322,9 +362,33 @@ class Journal:
         Of the run as it is, or as it will be before step `until`. It is the plan's, unless steps
         were charged again. `releases` as for `Plan.worst_case`.
         """
+        self._expect_separate()
         return self.plan.worst_case(
             method, steps=self.charged(until), delta=delta, releases=releases
         )
+
+    @property
+    def kind(self) -> Kind:
+        """What an individual ε is worth by what was recorded: `exact`, `bound` or `estimate`.
+
+        `plan.kind` is what is planned; this is what holds.
+        """
+        return self._kind(self._rows(), sampled=True)
+
+    def _kind(self, rows: Rows, sampled: bool) -> Kind:
+        self._expect_separate()
+        plan = self.plan
+        if plan.clipping != "max":
+            return plan.kind
+        at_bound = [entry is None for entry in rows.entry]
+        some = sampled and self._chain.last("sampled") is not None
+        if all(at_bound) and not some:
+            return "bound"
+        # where single norms were recorded, those go on holding too
+        older = any(k > 1 for k, c in zip(durations(rows), at_bound, strict=True) if some or not c)
+        if older or self.random or "estimate" in (plan.kind, _ROUNDED[plan.rounding]):
+            return "estimate"
+        return "bound" if any(at_bound) else _ROUNDED[plan.rounding]
 
     @property
     def refreshes(self) -> tuple[int, ...]:
@@ -412,8 +476,7 @@ class Journal:
             releases=let_out,
             most=lambda d: self.worst_case(method, delta=d, releases=let_out.gaussian),
         )
-        drawn = self.random_loss and self.plan.clipping == "max" and self.plan.kind == "exact"
-        return dataclasses.replace(priced, kind="estimate" if drawn else self.plan.kind)
+        return dataclasses.replace(priced, kind=self._kind(rows, sampled))
 
     def followed(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Indices (m,) and norms (charged steps, m) of the followed examples.
@@ -435,7 +498,7 @@ class Journal:
         rows = self._rows()
         row = np.repeat(np.arange(len(rows.entry)), durations(rows))
         _, norms = self.followed()
-        return composed_epsilons(
+        priced = composed_epsilons(
             [(norms, np.ones(len(norms), dtype=np.int64))],
             sample_rate=rows.sample_rate[row],
             noise_std=rows.noise_std[row],
@@ -447,6 +510,7 @@ class Journal:
             releases=self.plan.clip_bound,
             most=lambda d: self.worst_case(method, delta=d, releases=self.plan.clip_bound.gaussian),
         )
+        return dataclasses.replace(priced, kind="estimate") if self.random else priced
 
     def check(self) -> tuple[int, bool]:
         """Check the chain, its anchor and its seal: number of entries, and whether it is sealed.

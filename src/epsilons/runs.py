@@ -56,6 +56,7 @@ class Run:
         examples: Examples,
         *,
         random_loss: bool = False,
+        random_data: bool = False,
         seed: int | None = None,
         randomness: Randomness | None = None,
     ) -> Self:
@@ -79,6 +80,7 @@ class Run:
             examples.ids,
             columns=examples.packed(ids=False),
             random_loss=random_loss,
+            random_data=random_data,
             anchor=path / "public" / "anchor.json",
             salt=None if seed is None else hashlib.sha256(f"salt {seed}".encode()).digest(),
             seed=seed,

@@ -497,6 +497,16 @@ def test_labels_are_compared_and_pictures_may_differ(tmp_path):
     )
 
 
+def test_augmentation_is_refused_by_name(tmp_path):
+    rows = Rows(range(N))
+    _, model, optimizer, criterion, loader = private(dataset=rows)
+    attached = attach(model, optimizer, loader, loss_fn=row_loss, out=tmp_path / "run")
+    assert attached.run.journal.random == ("data",)
+    batches = ((batch["x"], batch["y"]) for batch in loader)
+    with pytest.raises(ValueError, match=r"differently each time it is asked \(augmentation\)"):
+        loop(model, optimizer, criterion, batches)
+
+
 def test_parameters_that_clipping_does_not_count_are_refused(tmp_path):
     model = network()
     engine = PrivacyEngine()

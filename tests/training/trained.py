@@ -68,7 +68,7 @@ def child(out, clipping):
     long_run(out, clipping)
 
 
-KINDS = ("open", "refresh", "charge", "restart", "sampled", "followed")
+KINDS = ("open", "refresh", "charge", "restart", "sampled", "followed", "random")
 
 
 def entries(run):

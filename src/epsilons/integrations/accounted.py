@@ -19,13 +19,14 @@ from epsilons.examples import Examples
 from epsilons.files import private_file
 from epsilons.randomness import Randomness
 from epsilons.runs import Run
-from epsilons.training import check_model, gradient_norms
+from epsilons.training import gradient_norms
+from epsilons.training.checks import MixedExamples
 from epsilons.training.clipping import NORM_ERROR
 from epsilons.training.identity import with_digests
+from epsilons.training.inspection import inspect_refresh, inspect_start
 from epsilons.training.norms import LossFn
 from epsilons.training.step import charged_norms
 
-CANARIES = 3
 Collate = Callable[[list[Any]], Any]
 Look = Callable[[NDArray[np.float64]], None]
 
@@ -58,16 +59,14 @@ class Accounted:
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size={batch_size!r}; expected a number of examples ≥ 1")
         n = len(dataset)  # type: ignore[arg-type]
-        first = collate_fn([dataset[k] for k in range(min(n, CANARIES))])
         with resting():
-            learned = check_model(model, loss_fn, first)
-        self.random_loss = bool(learned.random_loss)
+            found = inspect_start(model, loss_fn, dataset, collate_fn=collate_fn)
         names = Examples.numbered(n) if examples is None else examples
         self.run = Run.create(
             out,
             plan,
             with_digests(names, dataset),
-            random_loss=self.random_loss,
+            **found._asdict(),
             randomness=randomness,
         )
         self._model, self._loss_fn, self._dataset = model, loss_fn, dataset
@@ -95,6 +94,7 @@ class Accounted:
         norms = None
         if journal.plan.refresh_due(step):
             with self._resting():
+                self._inspect(step)
                 norms = gradient_norms(
                     self._model,
                     self._loss_fn,
@@ -109,6 +109,26 @@ class Accounted:
             room = charged_norms(norms, self._model, phase) if self._on_grid else None
             journal.record(step, norms * (1 + NORM_ERROR) if room is None else room)
         journal.charge(step, anchored=norms is not None)
+
+    def _inspect(self, step: int) -> None:
+        journal = self.run.journal
+        try:
+            found = inspect_refresh(
+                self._model,
+                self._loss_fn,
+                self._dataset,
+                step,
+                most=self._batch_size,
+                collate_fn=self._collate,
+            )
+        except MixedExamples:
+            if step:
+                journal.record_mixing(step)
+            raise
+        if found.random_loss:
+            journal.record_random("loss", step)
+        if found.random_data:
+            journal.record_random("data", step)
 
     def epsilons(self, delta: float | None = None) -> Epsilons:
         """ε of every example for the steps taken so far, in data set order."""

@@ -46,6 +46,11 @@ _REFRESHES_PER_EPOCH = 3  # the paper's
 # between Opacus's norms, in the precision of its gradients, and ours
 _NORM_TOLERANCE = {torch.float16: 0.01, torch.bfloat16: 0.01}
 _FINE_TOLERANCE = 1e-3
+_DRAWN = (
+    "It gives some of them differently each time it is asked (augmentation), so that no norm here "
+    "is that of a step: augment before training, or train with epsilons.training.fit, which "
+    "records the norms of its steps."
+)
 
 
 def attach(
@@ -171,17 +176,19 @@ class AttachedToOpacus(Accounted):
             self._before(optimizer)
 
     def _compare(self, norms: NDArray[np.float64]) -> None:
-        if self.random_loss:
+        if "loss" in self.run.journal.random:
             return  # a refresh and a step draw differently; the values are called an estimate
         theirs = clipped_by(self._hooks, self._optimizer)
         tolerance = _NORM_TOLERANCE.get(theirs.dtype, _FINE_TOLERANCE)
         if not are_among(theirs.double().cpu().numpy(), norms, tolerance):
             self._false = True
+            drawn = "data" in self.run.journal.random
             raise ValueError(
                 f"step {self.run.journal.steps_charged}: the gradient norms that Opacus clipped by "
                 "are not those of loss_fn on this data set. Is loss_fn the loss of the loop, one "
                 "value per example? Does the loop's reduction match loss_reduction? Does the data "
-                "set give the same examples as the loader?"
+                "set give the same examples as the loader? "
+                + (_DRAWN if drawn else "Does it augment them, at random, each time?")
             )
 
     def _expect_whole(self) -> None:

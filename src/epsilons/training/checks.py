@@ -1,13 +1,16 @@
 """What stands between a model and per-example gradients, said before training.
 
-`check_model` looks at the layers and then sends a canary: three examples through the whole
-machinery and, one at a time, through autograd. It finds what no list of layers can: examples that
-leak into each other, a batch dimension in the wrong place, a model that keeps state, a wrong rule.
+`check_model` looks at the layers and then sends a canary: three examples, one of them twice,
+through the whole machinery and, one at a time, through autograd. It finds what no list of layers
+can: examples that leak into each other, a batch dimension in the wrong place, a model that keeps
+state, a wrong rule. Losses of some more are compared between groupings (`expect_separate`), since
+some leaks show only in certain company: a loss that is weighted by the classes of its batch, say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +35,13 @@ from epsilons.training.rules import HALF, UnsupportedLayer
 from epsilons.training.trees import swapped, tensors_in
 
 CANARIES = 3
+GROUPED = 16  # examples whose losses are compared between groupings
 _SEED = 20
+_LEAST = 1e-12  # losses apart by less are equal
+
+
+class MixedExamples(UnsupportedLayer):
+    """A batch gives its examples other losses or gradients than they have by themselves."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +54,10 @@ class ModelCheck:
 def check_model(model: nn.Module, loss_fn: LossFn | None = None, batch: Any = None) -> ModelCheck:
     """Raise `UnsupportedLayer` with every problem and its remedy; else say what was learned.
 
-    With `loss_fn` and a `batch`, its first three examples are compared with autograd, one example
-    at a time: losses, gradient norms and clipped sums; those without a finite loss are left out.
-    The model is left as it was.
+    With `loss_fn` and a `batch`, its first three examples, the first of them twice, are compared
+    with autograd, one example at a time: losses, gradient norms and clipped sums. Losses of its
+    first sixteen are compared between groupings: see `expect_separate`. Examples without a finite
+    loss are left out. The model is left as it was.
     """
     problems = list(_problems(model))
     if problems:
@@ -57,15 +67,74 @@ def check_model(model: nn.Module, loss_fn: LossFn | None = None, batch: Any = No
         return ModelCheck(random_loss=None)
     device = next(iter(trainable(model).values())).device
     batch = swapped(batch, {id(t): t.to(device) for t in tensors_in(batch)})
-    few = examples(batch, slice(0, min(CANARIES, example_count(batch))))
-    with undisturbed(model, device, _SEED), torch.enable_grad():  # as in training
-        losses = loss_fn(model, few)
-    check_losses(losses, example_count(few))
-    few = examples(few, losses.isfinite())
-    if not example_count(few):
+    some = _finite(model, loss_fn, examples(batch, slice(0, GROUPED)), device)
+    if not example_count(some):
         return ModelCheck(random_loss=None)
+    few = examples(some, slice(0, CANARIES))
     check_buffers(model, loss_fn, few, device)
-    return ModelCheck(random_loss=_canary(model, loss_fn, few, device))
+    first_again = torch.tensor([*range(example_count(few)), 0], device=device)
+    random = _canary(model, loss_fn, examples(few, first_again), device)
+    expect_separate(model, loss_fn, some)
+    return ModelCheck(random_loss=random)
+
+
+def expect_separate(
+    model: nn.Module, loss_fn: LossFn, batch: Any, *, least: float = _LEAST
+) -> bool:
+    """Raise `UnsupportedLayer` if a loss depends on who else is in the batch; say if it draws.
+
+    The losses of the batch, half of which is in it twice and one example with another's label, are
+    compared with those of every second example and of the others. Dropout is left out; a loss that
+    draws even so is not compared. Differences below `least` are rounding.
+    """
+    device = next(iter(trainable(model).values())).device
+    batch = _finite(model, loss_fn, batch, device)
+    count = example_count(batch)
+    if not count:
+        return False
+    everyone = torch.arange(count, device=device)
+    with undisturbed(model, device, _SEED) as restore:
+        random = _is_random(model, loss_fn, batch, restore)
+        with _Quiet(device.type) as quiet, torch.enable_grad():
+            if random and _is_random(model, loss_fn, batch, restore):
+                return random
+            crowd = torch.cat([everyone, everyone[: (count + 1) // 2]])
+            among = _among_namesakes(model, loss_fn, batch, crowd).detach()
+            restore()
+            for part in (everyone[::2], everyone[1::2]):
+                if len(part):
+                    apart = _losses(model, loss_fn, examples(batch, part)).detach()
+                    restore()
+                    _compare("losses", apart, among[part], quiet.tolerance, least=least)
+            again = among[count:]
+            _compare("losses", again, among[: len(again)], quiet.tolerance, least=least)
+    return random
+
+
+def _among_namesakes(model: nn.Module, loss_fn: LossFn, batch: Any, crowd: Tensor) -> Tensor:
+    """Losses of the crowd in the company of one more: the second example with the first's label.
+
+    The last tensor of a batch is taken for its labels; where no such example can be made up, the
+    crowd is by itself.
+    """
+    parts = tensors_in(batch)
+    if len(parts) > 1 and example_count(batch) > 1:
+        second = torch.cat([crowd, crowd[1:2]])
+        first = torch.cat([crowd, crowd[:1]])
+        rows = {id(t): t[second] for t in parts[:-1] if t.dim() > 0}
+        rows[id(parts[-1])] = parts[-1][first] if parts[-1].dim() > 0 else parts[-1]
+        with suppress(RuntimeError, ValueError, IndexError):
+            return loss_fn(model, swapped(batch, rows))[: len(crowd)]
+    return _losses(model, loss_fn, examples(batch, crowd))
+
+
+def _finite(model: nn.Module, loss_fn: LossFn, batch: Any, device: torch.device) -> Any:
+    """The examples of a batch that have a finite loss."""
+    with undisturbed(model, device, _SEED), torch.enable_grad():  # as in training
+        losses = loss_fn(model, batch)
+    check_losses(losses, example_count(batch))
+    finite = losses.detach().isfinite()
+    return batch if bool(finite.all()) else examples(batch, finite)
 
 
 def replace_batch_norm(model: nn.Module, groups: int = 16) -> nn.Module:
@@ -128,7 +197,7 @@ def _canary(model: nn.Module, loss_fn: LossFn, batch: Any, device: torch.device)
         random = _is_random(model, loss_fn, batch, restore)
         with _Quiet(device.type) as quiet:
             settled = not (random and _is_random(model, loss_fn, batch, restore))
-            losses = loss_fn(model, batch).detach() if settled else None
+            losses = _losses(model, loss_fn, batch).detach() if settled else None
             restore()
             rows = [
                 _single(model, loss_fn, batch, i, restore, losses, quiet)
@@ -155,9 +224,23 @@ def _is_random(model: nn.Module, loss_fn: LossFn, batch: Any, restore: Callable[
     with torch.enable_grad():
         for seed in (_SEED, _SEED + 1):
             torch.manual_seed(seed)
-            results.append(loss_fn(model, batch).detach())
+            results.append(_losses(model, loss_fn, batch).detach())
             restore()
     return not torch.equal(results[0], results[1])
+
+
+def _losses(model: nn.Module, loss_fn: LossFn, batch: Any) -> Tensor:
+    """The losses of some examples; batches of every size occur in training."""
+    try:
+        return loss_fn(model, batch)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, IndexError) as error:
+        count = example_count(batch)
+        size = "one example" if count == 1 else f"{count} examples"
+        raise UnsupportedLayer(
+            f"the model or its loss fails on a batch of {size}: {error}"
+        ) from error
 
 
 def _single(
@@ -176,12 +259,7 @@ def _single(
         if losses is None:
             loss = loss_fn(model, batch)[place]
         else:
-            try:
-                loss = loss_fn(model, examples(batch, slice(place, place + 1))).sum()
-            except (RuntimeError, ValueError, IndexError) as error:
-                raise UnsupportedLayer(
-                    f"the model or its loss fails on a batch of one example: {error}"
-                ) from error
+            loss = _losses(model, loss_fn, examples(batch, slice(place, place + 1))).sum()
             _compare("losses", loss.detach(), losses[place], quiet.tolerance)
         found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     restore()
@@ -196,17 +274,24 @@ def _norm(row: Mapping[str, Tensor]) -> Tensor:
 
 
 def _compare(
-    what: str, found: Tensor, expected: Any, tolerance: float, scale: float | None = None
+    what: str,
+    found: Tensor,
+    expected: Any,
+    tolerance: float,
+    scale: float | None = None,
+    *,
+    least: float = _LEAST,
 ) -> None:
     found, expected = found.double(), torch.as_tensor(expected).double()
     size = expected.abs().max() if scale is None else torch.as_tensor(scale)
     apart = (found - expected).abs().max()
-    if not bool(apart <= tolerance * size + 1e-12):
-        raise UnsupportedLayer(
+    if not bool(apart <= tolerance * size + least):
+        raise MixedExamples(
             f"{what} of a batch are not those of its examples by themselves (off by "
-            f"{float(apart / size):.1g} of the largest). A layer mixes examples (BatchNorm, a mean "
-            "over the batch), the examples are not along dimension 0, the model keeps state "
-            "between calls, or a rule given to norm_rule is wrong."
+            f"{float(apart / size):.1g} of the largest). A layer or the loss mixes examples "
+            "(BatchNorm, a mean over the batch, weights by how often a class is in the batch), the "
+            "examples are not along dimension 0, the model keeps state between calls, or a rule "
+            "given to norm_rule is wrong."
         )
 
 

@@ -20,15 +20,14 @@ from epsilons.journal import Journal
 from epsilons.randomness import Randomness
 from epsilons.runs import Run
 from epsilons.training.checkpoint import State, read_checkpoint
-from epsilons.training.checks import check_model
 from epsilons.training.environment import environment, usable_device
-from epsilons.training.evaluation import CorrectFn, outcomes, to_device
+from epsilons.training.evaluation import CorrectFn, outcomes
 from epsilons.training.identity import difference, identity, with_digests
+from epsilons.training.inspection import inspect_start
 from epsilons.training.interrupt import interruptible
 from epsilons.training.loop import Loop, Step, stream
 from epsilons.training.norms import LossFn, trainable
 from epsilons.training.progress import training_bar
-from epsilons.training.sampling import batch_of
 from epsilons.training.step import check_optimizer
 
 PASS_BATCH = 256  # examples at a time in passes over all of them
@@ -94,13 +93,12 @@ def fit(
     with ExitStack() as alone:
         with torch.random.fork_rng(), interruptible() as interrupted:
             if run is None:
-                batch = to_device(batch_of(train, torch.arange(min(n, 3))), where)
-                learned = check_model(model, loss_fn, batch)
+                found = inspect_start(model, loss_fn, train)
                 run = Run.create(
                     out,
                     plan,
                     with_digests(names, train),
-                    random_loss=bool(learned.random_loss),
+                    **found._asdict(),
                     seed=seed,
                     randomness=Randomness.of_fit(seed),
                 )

@@ -7,7 +7,7 @@ of its own and puts back what the model's buffers held.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -87,7 +87,7 @@ def in_order(
             "__getitem__) or tensors. An iterable data set has no order to report norms in."
         )
     return len(data), (
-        collate_fn(_items(data, range(start, min(start + batch_size, len(data)))))
+        collate_fn(items(data, range(start, min(start + batch_size, len(data)))))
         for start in range(0, len(data), batch_size)
     )
 
@@ -106,7 +106,8 @@ def _is_pairs(data: Any) -> bool:
     return isinstance(data, list) and not isinstance(data[0], Tensor)
 
 
-def _items(data: Any, indices: range) -> list[Any]:
+def items(data: Any, indices: Sequence[int]) -> list[Any]:
+    """Examples as a pass over the data fetches them."""
     if hasattr(data, "__getitems__"):
         return list(data.__getitems__(list(indices)))
     return [data[i] for i in indices]

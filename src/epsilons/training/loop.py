@@ -21,7 +21,9 @@ from epsilons.accounting.histories import clipping_thresholds
 from epsilons.journal import SomeKind
 from epsilons.runs import Run
 from epsilons.training.checkpoint import Pending, Releases, ReplayDiffers, State, read_checkpoint
+from epsilons.training.checks import MixedExamples
 from epsilons.training.evaluation import to_device
+from epsilons.training.inspection import inspect_refresh
 from epsilons.training.interrupt import Interrupted
 from epsilons.training.keystream import Keystream, poisson_draw
 from epsilons.training.noise import GridNoise
@@ -31,6 +33,8 @@ from epsilons.training.step import charged_norms, private_step
 
 RANGE = 32  # steps charged ahead at most
 CHECKPOINT_SECONDS = 30.0
+# relative: by so much the norm of an example may differ between a pass over all and a step
+_ROUNDING = 1e-3
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class Loop:
         self.journal = self.run.journal
         self.releases = Releases(self.run.releases_file)
         self.norms: NDArray[np.float64] | None = None  # of all examples, as recorded
+        self._held_at: int | None = None  # the step whose model they are of, if it is at hand
         self._saved = time.monotonic()
 
     def take_up(self) -> None:
@@ -132,20 +137,38 @@ class Loop:
             return
         if step in self.journal.refreshes_now():
             self.norms = self.journal.norms(step)  # a replay: the facts stand
+            self._held_at = step if due else None
             return
         began = time.monotonic()
         if due or self.norms is None:
+            self._inspect(step)
             found = gradient_norms(
                 self.state.model, self.loss_fn, self.train, batch_size=self.pass_batch, seed=step
             )
             self._note_non_finite(step, np.flatnonzero(~np.isfinite(found)))
             self.norms = self._charged(found, step)
+            self._held_at = step
         elif self.plan.clipping == "individual":
             before = self.plan.phase(step - 1)
             self.norms = clipping_thresholds(self.norms, before.max_grad_norm, self.plan.levels)
         self.journal.record(step, self.norms)
         self.refresh_seconds = time.monotonic() - began
         self.spent["refresh"] += self.refresh_seconds
+
+    def _inspect(self, step: int) -> None:
+        """Note what draws at random; a loss that mixes examples ends the run, on record."""
+        try:
+            found = inspect_refresh(
+                self.state.model, self.loss_fn, self.train, step, most=self.pass_batch
+            )
+        except MixedExamples:
+            if self.journal.steps_charged:
+                self.journal.record_mixing(step)
+            raise
+        if found.random_loss:
+            self.journal.record_random("loss", step)
+        if found.random_data:
+            self.journal.record_random("data", step)
 
     def _step(self, step: int) -> None:
         state, phase = self.state, self.plan.phase(step)
@@ -182,12 +205,31 @@ class Loop:
             state.scheduler.step()
         found = norms.cpu().numpy()
         self._note_non_finite(step, indices.numpy()[~np.isfinite(found)])
-        if self.plan.clipping == "max" and self.norms is not None and self.plan.refresh_every != 1:
+        if self.plan.clipping == "max" and self._held_at == step and not self.journal.random:
+            self._expect_charged(step, indices.numpy(), found)
+        if self._records_sampled():
             state.sampled_norms.add(step, indices.numpy(), self._charged(found, step))
         if len(state.followed):
             state.followed_norms.add(step, state.followed.numpy(), self._charged(followed, step))
         if callable(state.callback):
             state.callback(Step(step, state.model, state.optimizer, self.loss, self.run))
+
+    def _expect_charged(
+        self, step: int, indices: NDArray[np.int64], norms: NDArray[np.float64]
+    ) -> None:
+        """Note it if an example added more to this step than was charged for it just before."""
+        assert self.norms is not None
+        bound = self.plan.phase(step).max_grad_norm
+        added = np.where(np.isfinite(norms), np.minimum(norms, bound), 0.0)
+        charged = np.nan_to_num(self.norms[indices], nan=bound)
+        if (added > charged * (1 + _ROUNDING) + _ROUNDING**2 * bound).any():
+            self.journal.record_random("norms", step)
+
+    def _records_sampled(self) -> bool:
+        """Whether the norms that a step computes say more than those of its refresh."""
+        if self.plan.clipping != "max" or self.norms is None:
+            return False
+        return self.plan.refresh_every != 1 or bool(self.journal.random)
 
     def _charged(self, norms: NDArray[np.float64], step: int) -> NDArray[np.float64]:
         return charged_norms(norms, self.state.model, self.plan.phase(step))

@@ -1,0 +1,102 @@
+"""What is looked at before training and at every refresh: what draws at random, and what mixes.
+
+Some examples are fetched twice: where they differ (augmentation), norms of a refresh are not those
+of the step. The losses of some are compared between groupings of their batch: where they differ,
+clipping does not bound what an example adds. Others are looked at each time; what was not looked
+at is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from epsilons.training.checks import GROUPED, check_model, expect_separate
+from epsilons.training.evaluation import to_device
+from epsilons.training.isolation import items, undisturbed
+from epsilons.training.norms import LossFn, trainable
+from epsilons.training.sampling import batch_of
+
+FETCHED = 32  # examples that are fetched twice
+# In a trained network all losses may be near 0, where rounding is larger than a thousandth of them.
+_LEAST = 1e-4
+_STRIDE = 7919  # from one refresh to the next other examples are looked at
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Inspection(NamedTuple):
+    """What was found among the examples looked at: does the loss draw, do the data?"""
+
+    random_loss: bool
+    random_data: bool
+
+
+def inspect_start(
+    model: nn.Module, loss_fn: LossFn, data: Dataset[Any], *, collate_fn: Collate = default_collate
+) -> Inspection:
+    """Before training: `check_model` on some examples of `data`, and whether the data draw."""
+    batch, random_data = _fetched(model, data, 0, GROUPED, collate_fn)
+    learned = check_model(model, loss_fn, batch)
+    return Inspection(bool(learned.random_loss), random_data)
+
+
+def inspect_refresh(
+    model: nn.Module,
+    loss_fn: LossFn,
+    data: Dataset[Any],
+    step: int,
+    *,
+    most: int = GROUPED,
+    collate_fn: Collate = default_collate,
+) -> Inspection:
+    """At a refresh: whether data or loss draw; `UnsupportedLayer` if a loss depends on others.
+
+    At most about `most` examples are in memory at a time, at least two. The model is left as it
+    was, and so are the random generators of torch, NumPy and Python.
+    """
+    # half of them are twice in one batch
+    grouped = max(2, min(GROUPED, most * 2 // 3))
+    batch, random_data = _fetched(model, data, step + 1, grouped, collate_fn)
+    return Inspection(expect_separate(model, loss_fn, batch, least=_LEAST), random_data)
+
+
+def _fetched(
+    model: nn.Module, data: Dataset[Any], look: int, grouped: int, collate_fn: Collate
+) -> tuple[Any, bool]:
+    """A batch of `grouped` examples, and whether some come out differently a second time."""
+    n = len(data)  # type: ignore[arg-type]
+    spread = np.linspace(0, n, min(n, FETCHED), endpoint=False).astype(int)
+    chosen = torch.from_numpy((spread + look * _STRIDE) % n)
+    few = chosen[:: max(1, len(chosen) // grouped)][:grouped]
+    device = next(iter(trainable(model).values())).device
+    with undisturbed(model, device, look):
+        batch = to_device(batch_of(data, few, collate_fn), device)
+        if isinstance(data, TensorDataset) and collate_fn is default_collate:
+            return batch, False
+        # as a step fetches them, and as a pass over all does
+        first = batch_of(data, chosen, collate_fn)
+        second = collate_fn(items(data, chosen.tolist()))
+    return batch, not _same(first, second)
+
+
+def _same(one: Any, other: Any) -> bool:
+    ours, theirs = tree_leaves(one), tree_leaves(other)
+    return len(ours) == len(theirs) and all(map(_equal, ours, theirs))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        equal = one == other
+        if one.is_floating_point():
+            equal |= one.isnan() & other.isnan()
+        return bool(equal.all())
+    return bool(np.array_equal(np.asarray(one), np.asarray(other)))
