@@ -500,7 +500,7 @@ def test_labels_are_compared_and_pictures_may_differ(tmp_path):
 def test_augmentation_is_refused_by_name(tmp_path):
     rows = Rows(range(N))
     _, model, optimizer, criterion, loader = private(dataset=rows)
-    attached = attach(model, optimizer, loader, loss_fn=row_loss, out=tmp_path / "run")
+    attached = attach(model, optimizer, loader, loss_fn=row_loss, delta=1e-5, out=tmp_path / "run")
     assert attached.run.journal.random == ("data",)
     batches = ((batch["x"], batch["y"]) for batch in loader)
     with pytest.raises(ValueError, match=r"differently each time it is asked \(augmentation\)"):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from made_runs import make_run
 
+from epsilons import Examples, Plan, Run
 from epsilons.release import Budget, release_median_norm
 from epsilons.release import publish as publish_true
 from epsilons.report import write_public_report
@@ -81,6 +82,30 @@ def test_without_publications_the_plan_speaks(folder):
     assert "not published" in page
     plan = json.loads((folder / "public" / "plan.json").read_text())
     assert f"ε ≤ {next(iter(plan['worst_case'].values())):.3f}" in page
+
+
+def test_the_page_says_what_the_journal_says_the_values_are_worth(tmp_path):
+    """It went by the plan: "exact … what the steps really used" for a random loss."""
+    plan = Plan(n=400, batch_size=40, steps=5, noise_multiplier=2.0, max_grad_norm=1.0,
+                delta=1e-5, refresh_every=1)  # fmt: skip
+    run = Run.create(tmp_path / "run", plan, Examples.numbered(400), random_loss=True)
+    for step in range(5):
+        run.journal.record(step, np.linspace(0, 2, 400))
+        run.journal.charge(step)
+    publish_true(run, epsilon=0.9, quantiles=())
+    ledger = json.loads((run.path / "public" / "publications.json").read_text())
+    assert (plan.kind, ledger["kind"], run.epsilons().kind) == ("exact", "estimate", "estimate")
+    page = write_public_report(run.path).read_text(encoding="utf-8")
+    assert "Each individual ε is an estimate" in page
+    assert "what the steps really used" not in page
+    shutil.rmtree(run.path / "private")
+    assert "Each individual ε is an estimate" in write_public_report(run.path).read_text("utf-8")
+
+
+def test_where_nothing_is_published_no_kind_is_claimed(folder):
+    page = write_public_report(folder).read_text(encoding="utf-8")
+    assert "not stated" in page
+    assert "Each individual ε is" not in page
 
 
 def restarted(path):

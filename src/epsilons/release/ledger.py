@@ -58,6 +58,8 @@ def _page(run: Run, budget: Budget) -> dict[str, Any]:
     return {
         "questions": len(entries),
         "answered": sum(entry.answer is not None for entry in entries),
+        # what the individual ε's are worth that statistics are published of
+        "kind": run.journal.kind,
         "training": {
             "epsilon": plan.worst_case(steps=steps, releases=NOTHING),
             "delta": plan.delta,

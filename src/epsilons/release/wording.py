@@ -88,7 +88,8 @@ def _sections(statement: Statement) -> list[tuple[str, list[str]]]:
     ]
     if statement.kind == "estimate":
         observed.append(
-            "It is approximate: gradient norms were measured now and then, not at every step."
+            "It is approximate: gradient norms were measured now and then and not at every step, "
+            "or with other random draws (dropout, augmentation) than the steps had."
         )
     if several:
         observed.append("Your records are bounded together by taking them out one after the other.")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from epsilons.accounting.plan import Plan
+from epsilons.accounting.results import Kind
 from epsilons.analysis.figures import published_intervals
 from epsilons.files import public_file
 from epsilons.randomness import Randomness
@@ -30,6 +31,21 @@ from epsilons.runs import Run
 
 _EPSILONS = "individual epsilons"
 _BOUND = "median of initial gradient norms"
+_NOISE = "what is published of them carries noise, whose effect the intervals show."
+_WORTH: dict[str | None, tuple[str, str]] = {
+    "exact": (
+        "exact, plus noise",
+        f"Each individual ε follows from what the steps really used; {_NOISE}",
+    ),
+    "bound": ("upper bounds, plus noise", f"Each individual ε is an upper bound; {_NOISE}"),
+    "estimate": (
+        "estimates, plus noise",
+        "Each individual ε is an estimate, from norms refreshed now and then or of other random "
+        f"draws than the steps had: it may be too high or too low. On top, {_NOISE}",
+    ),
+    "none": ("certain", "There is no ε."),
+    None: ("not stated", "What the individual ε’s are worth is stated with what is published."),
+}
 _SAME = 1e-6  # relative: the same worst case, computed twice
 
 
@@ -43,10 +59,14 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True)
 class Published:
-    """What `public/` tells. `mean`, `quantiles` and `groups` are of the latest publication."""
+    """What `public/` tells. `mean`, `quantiles` and `groups` are of the latest publication.
+
+    `kind`: what the individual ε's are worth, as stated with the publications; None if nothing is.
+    """
 
     name: str
     plan: Plan
+    kind: Kind | None
     worst_case: float
     repeated: int
     seed: int | None
@@ -100,6 +120,7 @@ def _published(run: Path) -> Published:
     return Published(
         name=run.resolve().name,
         plan=plan,
+        kind="none" if plan.kind == "none" else (ledger or {}).get("kind"),
         worst_case=_worst_case(plan, summary, ledger),
         repeated=summary.get("repeated_steps", 0),
         seed=summary["seed"],
@@ -123,6 +144,7 @@ def render_public_report(found: Published) -> str:
         guess=guess(found.worst_case, found.plan.delta),
         per_person=per_person_published((found.ledger or {}).get("per_person")),
         half=found.quantiles.get(0.5),
+        worth=_WORTH[found.kind],
         charts=_charts(found),
     )
 

@@ -25,8 +25,8 @@ from epsilons.report.findings import Findings
 KINDS = {
     "exact": "Exact: the values follow from what each step really used.",
     "bound": "Upper bounds: no example's value is higher.",
-    "estimate": "Estimates: norms between two refreshes are taken from the last one, so a value "
-    "may be too high or too low.",
+    "estimate": "Estimates: the norms that were charged are not quite those of the steps (they are "
+    "of the last refresh, or of other random draws), so a value may be too high or too low.",
     "none": "None: without noise there is no ε.",
 }
 # Groups named at most, where there are many, and how far above average they pay at least.
@@ -198,8 +198,8 @@ def estimate(error: EstimateError) -> str:
     r = "" if a.pearson is None else f"Pearson’s r = {a.pearson:.4f}, "
     if error.reference == "every step":
         return (
-            f"For {a.n:,} random examples the norm of every step was recorded. Against their exact "
-            f"ε’s the estimates have {r}mean error {a.mean_error:.3f}, worst error "
+            f"For {a.n:,} random examples the norm of every step was recorded. Against ε’s that "
+            f"follow from these the estimates have {r}mean error {a.mean_error:.3f}, worst error "
             f"{a.worst_error:.3f}, and are {_by(a.bias)} on average."
         )
     return (
