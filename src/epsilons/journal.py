@@ -373,11 +373,11 @@ class Journal:
 
         `plan.kind` is what is planned; this is what holds.
         """
-        return self._kind(self._rows(), sampled=True)
+        return self._kind(sampled=True)
 
-    def _kind(self, rows: Rows, sampled: bool) -> Kind:
+    def _kind(self, sampled: bool) -> Kind:
         self._expect_separate()
-        plan = self.plan
+        plan, rows = self.plan, self._rows()
         if plan.clipping != "max":
             return plan.kind
         at_bound = [entry is None for entry in rows.entry]
@@ -476,7 +476,7 @@ class Journal:
             releases=let_out,
             most=lambda d: self.worst_case(method, delta=d, releases=let_out.gaussian),
         )
-        return dataclasses.replace(priced, kind=self._kind(rows, sampled))
+        return dataclasses.replace(priced, kind=self._kind(sampled))
 
     def followed(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Indices (m,) and norms (charged steps, m) of the followed examples.
