@@ -133,7 +133,7 @@ class Together:
             if releases is None
             else releases
         )
-        self.kinds: tuple[Kind, ...] = tuple(run.epsilons(only=[0]).kind for run in runs)
+        self.kinds: tuple[Kind, ...] = tuple(run.journal.kind for run in runs)
         self.kind: Kind = min(self.kinds, key=_WEAKEST_FIRST.index)
 
     def worst_case(self, delta: float, *, releases: Releases | None = None) -> float:
