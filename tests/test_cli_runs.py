@@ -143,6 +143,7 @@ def test_status_counts_what_was_charged_again(folder, typed):
     assert "randomness      noise and coins from a seed" in typed("status", "done").stdout
     so_far, end = (back.journal.worst_case(until=t) for t in (None, 8))
     assert "4 of 8 charged, and 2 more that were repeated" in shown
+    assert "clip bound      C is small: " in shown
     assert f"ε = {so_far:.3f} at δ = 0.0001 so far; at the end {end:.3f}" in shown
     assert end > done.plan.worst_case()
 

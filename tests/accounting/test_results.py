@@ -67,6 +67,14 @@ def test_at_worst_case_marks_those_at_the_bound():
     assert some(values=[1.0, np.inf], worst_case=np.inf).at_worst_case.tolist() == [False, True]
 
 
+def test_where_everyone_is_at_the_worst_case_the_bound_is_said_to_be_small():
+    everyone = some(values=np.full(4, 2.0), worst_case=2.0)
+    assert everyone.small_bound.startswith("C is small: ")
+    assert some(values=np.array([2.0, 1.9]), worst_case=2.0).small_bound is None
+    assert some(values=np.zeros(2), worst_case=0.0).small_bound is None
+    assert some(values=np.full(2, np.inf), worst_case=np.inf, kind="none").small_bound is None
+
+
 def test_tables_go_by_their_ending_and_others_are_refused(tmp_path):
     """`eps.csv` was parquet inside."""
     odd = some(values=[0.1, np.inf, 1 / 3])

@@ -22,6 +22,11 @@ def test_no_share_is_said_to_be_above_the_worst_case():
     assert "20.0\u00a0% are at the worst case" in many
 
 
+def test_everyone_at_the_worst_case_is_told_as_a_small_bound():
+    everyone = sentences.histogram(SimpleNamespace(epsilons=epsilons([2.0] * 5, 2.0)))
+    assert everyone.startswith("C is small: ")
+
+
 def test_a_falling_epsilon_is_told_as_lower():
     falling = loss_relation(epsilons([3.0, 2.0, 1.0], 5.0), [1.0, 10.0, 100.0])
     assert "an ε lower by 1.00." in sentences.loss(falling)

@@ -1,15 +1,19 @@
 """What can't be followed is refused with the way out, and never measured wrongly."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from hazards.kit import B, D, Net, parameter, squared
 from small import cross_entropy, network, pictures
 from torch import nn
 
 from epsilons import Plan
 from epsilons.training import (
+    SecureNoise,
     UnsupportedLayer,
     check_model,
     clipped_gradients,
@@ -323,19 +327,19 @@ class Foreign(torch.Tensor):
     """A tensor subclass of someone's own."""
 
 
-def doors(model, batch, out):
+def doors(model, batch, out, loss_fn=cross_entropy):
     """Every way in which a model gets to its per-example gradients."""
     plan = Plan(n=7, batch_size=4, steps=2, noise_multiplier=1, max_grad_norm=1, delta=1e-3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = torch.utils.data.TensorDataset(*batch)
     return {
-        "gradient_norms": lambda: gradient_norms(model, cross_entropy, batch, batch_size=7),
-        "clipped_gradients": lambda: clipped_gradients(model, cross_entropy, batch, 1.0),
+        "gradient_norms": lambda: gradient_norms(model, loss_fn, batch, batch_size=7),
+        "clipped_gradients": lambda: clipped_gradients(model, loss_fn, batch, 1.0),
         "private_step": lambda: private_step(
-            model, optimizer, cross_entropy, batch, plan, noise=None
+            model, optimizer, loss_fn, batch, plan, noise=SecureNoise()
         ),
-        "check_model": lambda: check_model(model),
-        "fit": lambda: fit(model, optimizer, cross_entropy, data, plan, out=out),
+        "check_model": lambda: check_model(model, loss_fn),
+        "fit": lambda: fit(model, optimizer, loss_fn, data, plan, out=out),
     }
 
 
@@ -366,3 +370,64 @@ def test_a_parameter_with_an_attribute_more_is_as_good_as_any():
     np.testing.assert_array_equal(
         gradient_norms(model, cross_entropy, batch, batch_size=7), expected
     )
+
+
+CRITERIA = [
+    nn.CrossEntropyLoss(reduction="none"),
+    F.cross_entropy,
+    functools.partial(F.cross_entropy, reduction="none"),
+]
+
+
+@pytest.mark.parametrize("criterion", CRITERIA, ids=["module", "function", "partial"])
+def test_a_criterion_in_the_place_of_a_loss_function_is_one_sentence(criterion, tmp_path):
+    for go_in in doors(network(), pictures(), tmp_path / "run", criterion).values():
+        with pytest.raises(ValueError, match=r"^loss_fn is the criterion .*: supervised\("):
+            go_in()
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ({"x": torch.ones(2, 4), "y": torch.zeros(2)}, "a dict with 'x', 'y'"),
+        (torch.ones(2, 4), r"one tensor of shape \(2, 4\)"),
+        ((torch.ones(2, 4), torch.zeros(2), torch.zeros(2)), "a tuple of 3"),
+    ],
+)
+def test_supervised_says_which_batches_it_takes(batch, said):
+    with pytest.raises(ValueError, match=rf"takes batches \(x, y\), and this one is {said}\."):
+        gradient_norms(nn.Linear(4, 3), cross_entropy, batch, batch_size=2)
+
+
+def test_a_step_without_noise_to_add_is_refused():
+    model, plan = network(), Plan(n=7, batch_size=4, steps=2, noise_multiplier=1, max_grad_norm=1,
+                                  delta=1e-3)  # fmt: skip
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"noise=None adds none; expected SecureNoise\(\)"):
+        private_step(model, optimizer, cross_entropy, pictures(), plan, noise=None)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class Checkpointed(nn.Module):
+    """Dropout and layers after it, computed again in the backward pass."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.first, self.last = nn.Linear(D, D), nn.Linear(D, 3)
+        self.middle = nn.Sequential(nn.Linear(D, D), nn.Dropout(0.3), nn.Linear(D, D), nn.ReLU())
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        h = torch.utils.checkpoint.checkpoint(
+            self.middle, self.first(x), use_reentrant=self.reentrant
+        )
+        return self.last(h)
+
+
+def test_checkpointed_layers_pass_the_check_or_are_named_by_it():
+    batch = torch.randn(B, D), torch.zeros(B, dtype=torch.long)
+    assert check_model(Checkpointed(reentrant=False), cross_entropy, batch).random_loss
+    with pytest.raises(UnsupportedLayer, match="use_reentrant=False"):
+        check_model(Checkpointed(reentrant=True), cross_entropy, batch)

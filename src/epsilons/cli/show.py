@@ -66,6 +66,11 @@ def owner_lines(run: Run, epsilons: Epsilons) -> list[str]:
     ]
 
 
+def small_bound_line(epsilons: Epsilons) -> list[str]:
+    """What is to be said where everyone is at the worst case; private."""
+    return [] if epsilons.small_bound is None else [f"clip bound      {epsilons.small_bound}"]
+
+
 def print_epsilons(
     console: Console,
     epsilons: Epsilons,
@@ -93,6 +98,7 @@ def print_distribution(console: Console, epsilons: Epsilons) -> None:
     console.print(
         f"individual ε    {epsilons.kind} for each of {len(epsilons.values)} examples, "
         f"{epsilons.at_worst_case.mean():.1%} at the worst case",
+        *small_bound_line(epsilons),
         "quantiles       "
         + "  ".join(f"{q:.0%} ≤ {epsilons.quantile(q):.3f}" for q in (0.1, 0.3, 0.5, 0.7, 0.9)),
         sep="\n",

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from epsilons.cli.show import PRIVATE, owner_lines, person_line
+from epsilons.cli.show import PRIVATE, owner_lines, person_line, small_bound_line
 from epsilons.runs import Run
 
 
@@ -35,6 +35,7 @@ def status(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> N
         f"chain           OK, {verified.entries} entries{sealed}",
         PRIVATE,
         f"at worst case   {epsilons.at_worst_case.mean():.1%} of the examples",
+        *small_bound_line(epsilons),
         *owner_lines(opened, epsilons),
         sep="\n",
         soft_wrap=True,

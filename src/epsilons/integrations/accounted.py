@@ -24,7 +24,7 @@ from epsilons.training.checks import MixedExamples
 from epsilons.training.clipping import NORM_ERROR
 from epsilons.training.identity import with_digests
 from epsilons.training.inspection import inspect_refresh, inspect_start
-from epsilons.training.norms import LossFn
+from epsilons.training.norms import LossFn, check_loss_fn
 from epsilons.training.step import charged_norms
 
 Collate = Callable[[list[Any]], Any]
@@ -54,8 +54,7 @@ class Accounted:
         on_grid: bool = False,
         randomness: Randomness | None = None,
     ) -> None:
-        if not callable(loss_fn):
-            raise ValueError(f"loss_fn={loss_fn!r}; expected a function of model and batch")
+        check_loss_fn(loss_fn)
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size={batch_size!r}; expected a number of examples ≥ 1")
         n = len(dataset)  # type: ignore[arg-type]

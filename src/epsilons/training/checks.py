@@ -25,6 +25,7 @@ from epsilons.training.isolation import undisturbed
 from epsilons.training.layout import names
 from epsilons.training.norms import (
     LossFn,
+    check_loss_fn,
     check_losses,
     clipped_gradients,
     example_count,
@@ -32,6 +33,7 @@ from epsilons.training.norms import (
     trainable,
 )
 from epsilons.training.rules import HALF, UnsupportedLayer
+from epsilons.training.taps import opened
 from epsilons.training.trees import swapped, tensors_in
 
 CANARIES = 3
@@ -63,6 +65,8 @@ def check_model(model: nn.Module, loss_fn: LossFn | None = None, batch: Any = No
     if problems:
         raise UnsupportedLayer("\n".join(problems))
     trainable(model)
+    if loss_fn is not None:
+        check_loss_fn(loss_fn)
     if loss_fn is None or batch is None:
         return ModelCheck(random_loss=None)
     device = next(iter(trainable(model).values())).device
@@ -261,12 +265,24 @@ def _single(
         else:
             loss = _losses(model, loss_fn, examples(batch, slice(place, place + 1))).sum()
             _compare("losses", loss.detach(), losses[place], quiet.tolerance)
-        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        found = _gradients(loss, list(parameters.values()))
     restore()
     return {
         name: torch.zeros_like(p) if gradient is None else gradient
         for (name, p), gradient in zip(parameters.items(), found, strict=True)
     }
+
+
+def _gradients(loss: Tensor, parameters: list[Tensor]) -> tuple[Tensor | None, ...]:
+    try:
+        return _grad(loss, parameters, allow_unused=True)
+    except RuntimeError as error:
+        if "use_reentrant=True" not in str(error):
+            raise
+        raise UnsupportedLayer(
+            "a reentrant checkpoint hides its part of the model from the gradients. "
+            "Use torch.utils.checkpoint.checkpoint(…, use_reentrant=False)."
+        ) from None
 
 
 def _norm(row: Mapping[str, Tensor]) -> Tensor:
@@ -336,6 +352,8 @@ _DROPPING = names(
     "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout "
     "dropout_ alpha_dropout_ feature_dropout_"
 )
+# what a checkpoint computes again in the backward pass has no dropout either
+_grad = opened(torch.autograd.grad) or torch.autograd.grad
 _RECURRENT = names("lstm gru rnn_tanh rnn_relu")
 _DROPOUT_AT = {  # its place among the arguments
     "scaled_dot_product_attention": 4,

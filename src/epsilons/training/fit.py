@@ -26,7 +26,7 @@ from epsilons.training.identity import difference, identity, with_digests
 from epsilons.training.inspection import inspect_start
 from epsilons.training.interrupt import interruptible
 from epsilons.training.loop import Loop, Step, stream
-from epsilons.training.norms import LossFn, trainable
+from epsilons.training.norms import LossFn, check_loss_fn, trainable
 from epsilons.training.progress import training_bar
 from epsilons.training.step import check_optimizer
 
@@ -73,6 +73,7 @@ def fit(
     add/remove neighbours, with ε = `run.journal.worst_case()`: the plan's, unless steps had to be
     charged again.
     """
+    check_loss_fn(loss_fn)
     if plan.endless:
         raise ValueError("fit needs a plan with steps or epochs")
     if seed is not None:

@@ -6,13 +6,16 @@ Nothing is wrapped, hooked or left behind on the model: see `interception` for h
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss
 from torch.utils.data import default_collate
 
 from epsilons.training.accumulation import Accumulation
@@ -39,11 +42,40 @@ def supervised(criterion: Callable[..., Tensor]) -> LossFn:
     """
 
     def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            raise ValueError(
+                f"supervised takes batches (x, y), and this one is {_described(batch)}. Write "
+                "loss_fn yourself, as def loss_fn(model, batch): return "
+                'criterion(model(batch["x"]), batch["y"]), with one loss per example.'
+            )
         x, y = batch
         losses = criterion(model(x), y)
         return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
 
     return loss_fn
+
+
+def _described(batch: Any) -> str:
+    kind = type(batch).__name__
+    if isinstance(batch, Mapping):
+        return f"a {kind} with {', '.join(map(repr, batch))}"
+    if isinstance(batch, Tensor):
+        return f"one tensor of shape {tuple(batch.shape)}"
+    return f"a {kind} of {len(batch)}" if isinstance(batch, (tuple, list)) else f"a {kind}"
+
+
+def check_loss_fn(loss_fn: Any) -> None:
+    """A `ValueError` unless it can be a function of model and batch; a criterion can't."""
+    inner = loss_fn.func if isinstance(loss_fn, partial) else loss_fn
+    of_torch = getattr(inner, "__module__", None) == F.__name__ and not isinstance(inner, nn.Module)
+    if isinstance(inner, _Loss) or of_torch:
+        name = type(inner).__name__ if isinstance(inner, _Loss) else inner.__name__
+        raise ValueError(
+            f"loss_fn is the criterion {name}, of outputs and labels; expected a function of model "
+            'and batch: supervised(criterion), with reduction="none", for batches (x, y)'
+        )
+    if not callable(loss_fn):
+        raise ValueError(f"loss_fn={loss_fn!r}; expected a function of model and batch")
 
 
 def clipped_gradients(
@@ -63,6 +95,7 @@ def clipped_gradients(
     is, for the caller to charge at C_i. Sums are float32 or better whatever the model's type.
     `micro_batch` bounds how many examples are in memory at once.
     """
+    check_loss_fn(loss_fn)
     return clipped_gradients_of(
         trainable(model), model, loss_fn, batch, bounds, micro_batch=micro_batch
     )
@@ -137,6 +170,7 @@ def gradient_norms(
     >>> gradient_norms(model, loss_fn, torch.tensor([[3.0, 4.0], [0.0, 1.0]]), batch_size=2)
     array([5., 1.])
     """
+    check_loss_fn(loss_fn)
     parameters = trainable(model)
     place = next(iter(parameters.values())).device
     if device is not None and torch.device(device).type != place.type:

@@ -17,7 +17,7 @@ from epsilons.accounting.plan import Phase, Plan
 from epsilons.training.allocator import keep_freed_memory
 from epsilons.training.clipping import NORM_ERROR
 from epsilons.training.noise import rounding_charge
-from epsilons.training.norms import LossFn, clipped_gradients_of, trainable
+from epsilons.training.norms import LossFn, check_loss_fn, clipped_gradients_of, trainable
 
 Bounds = float | Tensor | NDArray[np.float64]
 
@@ -57,8 +57,14 @@ def private_step(
     Without noise (`clipping="none"`) the bounds are taken as they are, up to ∞.
     """
     keep_freed_memory()
+    check_loss_fn(loss_fn)
     parameters = trainable(model)
     check_optimizer(model, optimizer, parameters)
+    if not hasattr(noise, "added_to"):
+        raise ValueError(
+            f"noise={noise!r} adds none; expected SecureNoise(), or SeededNoise(seed) for an "
+            "experiment"
+        )
     limits = _limits(plan, bounds)
     if batch is None:
         sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
