@@ -42,8 +42,9 @@ browser: setup  ## the report in a real Chromium alone
 slow: setup  ## the full-size tests
 	$(BIN)/pytest -m slow
 
-soak: setup  ## 200 times kill -9 at random moments
+soak: setup  ## 200 times kill -9 at random moments; readers beside 10,000 steps
 	EPSILONS_KILLS=200 $(BIN)/pytest tests/training/test_resume.py -k killed
+	EPSILONS_LIVE_STEPS=10000 $(BIN)/pytest tests/test_live.py
 
 mnist: setup  ## all 60,000 examples, both clippings, from the folder DATA (default .data)
 	@for clipping in max individual; do \

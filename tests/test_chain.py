@@ -1,12 +1,13 @@
 """Any change to a journal is found, live or sealed."""
 
+import os
 import shutil
 import sqlite3
 
 import numpy as np
 import pytest
 
-from epsilons import Journal, Plan
+from epsilons import Journal, Plan, chain
 
 PLAN = Plan(
     n=3, sample_rate=0.5, steps=6, noise_multiplier=1.0, max_grad_norm=1.0, delta=1e-5,
@@ -28,8 +29,8 @@ def written(folder, salt=None):
     return journal
 
 
-def reopened(folder):
-    return Journal.open(folder / "j", anchor=folder / "anchor.json")
+def reopened(folder, **how):
+    return Journal.open(folder / "j", anchor=folder / "anchor.json", **how)
 
 
 def found(folder):
@@ -139,7 +140,7 @@ def test_another_anchor_is_found(live, tmp_path):
 
 def test_entries_that_a_crash_left_unanchored_are_no_fault(live):
     before = (live / "anchor.json").read_text()
-    with reopened(live) as journal:
+    with reopened(live, writable=True) as journal:
         journal.restart(6)
     (live / "anchor.json").write_text(before)
     assert not found(live)
@@ -171,7 +172,7 @@ def test_sealed_journal_is_one_file_that_takes_no_more(tmp_path):
     journal.seal()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["anchor.json", "j"]
     assert journal.verify().sealed
-    for journal_again in (journal, reopened(tmp_path)):
+    for journal_again in (journal, reopened(tmp_path, writable=True)):
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             journal_again.restart(0)
     assert not found(tmp_path)
@@ -184,6 +185,61 @@ def test_a_reader_is_not_in_the_way_of_sealing(tmp_path):
         journal.seal()
         np.testing.assert_array_equal(reader.epsilons().values, before)
     assert not found(tmp_path)
+
+
+def test_an_anchor_published_after_a_reader_looked_is_no_fault(tmp_path):
+    with written(tmp_path) as journal, reopened(tmp_path) as reader:
+        journal.restart(3)
+        assert reader.verify()[:3] == (9, 6, False)
+        with reopened(tmp_path) as later:
+            assert later.verify()[:3] == (10, 3, False)
+
+
+def test_sealed_while_a_reader_opens_it_the_sealed_file_is_read(tmp_path, monkeypatch):
+    journal = written(tmp_path)
+    (tmp_path / "old").mkdir()
+    for suffix in ("-wal", "-shm"):
+        shutil.copy(tmp_path / f"j{suffix}", tmp_path / "old")
+    look = chain._at_this_moment
+
+    def sealed_meanwhile(path):
+        connection = look(path)
+        monkeypatch.undo()
+        journal.seal()
+        return connection
+
+    monkeypatch.setattr(chain, "_at_this_moment", sealed_meanwhile)
+    with reopened(tmp_path) as reader:
+        assert reader.verify().sealed
+    # a crash between the two steps of sealing leaves the WAL of the old file beside the new one
+    for file in (tmp_path / "old").iterdir():
+        shutil.copy(file, tmp_path)
+    assert not found(tmp_path)
+
+
+def test_a_crash_before_the_first_anchor_is_no_fault_and_a_lost_anchor_is(live, tmp_path):
+    with Journal.create(tmp_path / "j", PLAN, anchor=tmp_path / "anchor.json") as journal:
+        (tmp_path / "anchor.json").unlink()
+        assert not found(tmp_path)
+        journal.charge(0)
+        assert not found(tmp_path)
+        (tmp_path / "anchor.json").unlink()
+        assert found(tmp_path)
+
+
+def test_a_file_that_is_gone_is_not_made_anew(live):
+    (live / "j").unlink()
+    with pytest.raises(ValueError, match="is gone"):
+        Journal.create(live / "j", PLAN, anchor=live / "anchor.json")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_journal_in_a_folder_that_cannot_be_written_is_read(live):
+    live.chmod(0o500)
+    try:
+        assert not found(live)
+    finally:
+        live.chmod(0o700)
 
 
 def test_every_byte_of_a_sealed_journal_flipped_is_found(tmp_path):

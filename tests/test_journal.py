@@ -386,13 +386,17 @@ def test_journal_is_readable_by_its_owner_alone(tmp_path, norms):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_readers_see_what_a_writer_has_written_so_far(tmp_path, norms):
+def test_readers_see_what_a_writer_has_written_when_they_open_it(tmp_path, norms):
     writer = Journal.create(tmp_path / "j", small_plan())
-    with Journal.open(tmp_path / "j") as reader:
+    with Journal.open(tmp_path / "j") as before:
         writer.record(0, norms[0])
         writer.charge(0)
-        assert reader.steps_charged == 1
-        assert reader.epsilons().values.shape == (7,)
+        with Journal.open(tmp_path / "j") as reader:
+            assert reader.steps_charged == 1
+            assert reader.epsilons().values.shape == (7,)
+        assert before.steps_charged == len(before.refreshes) == 0
+        with pytest.raises(ValueError, match="opened for reading"):
+            before.charge(0)
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,34 @@ def test_norms_that_were_changed_are_found_before_figures_are_handed_out(run):
         Run.checked(run.path)
 
 
+def test_a_crash_between_a_restart_and_the_public_plan_is_no_change(run):
+    for step in (30, 20):
+        run.journal.restart(step)
+        assert Run.checked(run.path).verify().steps == step
+    run.publish_plan()
+    assert Run.checked(run.path)
+    assert stated(run)["repeated_steps"] == 20
+
+
+def test_a_plan_published_while_a_reader_opens_the_run_is_read_with_its_journal(run, monkeypatch):
+    look = journal_module.Journal.open
+
+    def restarted_meanwhile(*arguments, **options):
+        journal = look(*arguments, **options)
+        monkeypatch.undo()
+        run.journal.restart(20)
+        run.publish_plan()
+        return journal
+
+    monkeypatch.setattr(journal_module.Journal, "open", restarted_meanwhile)
+    reader = Run.checked(run.path)
+    assert reader.journal.steps_charged == 20
+    charge(run, 20, 40)
+    run.journal.restart(0)
+    run.publish_plan()
+    assert reader.verify().steps == 20
+
+
 def test_steps_charged_again_are_in_what_is_published(run):
     before = stated(run)
     assert before["repeated_steps"] == 0
@@ -213,7 +241,8 @@ def of_format_1(path):
     del opening["format"]
     ids = run.journal.ids.tobytes()
     run.journal.close()
-    (path / "private" / "journal.sqlite").unlink()
+    for file in ("private/journal.sqlite", "public/anchor.json"):
+        (path / file).unlink()
     Chain.create(
         path / "private" / "journal.sqlite", path / "public" / "anchor.json", "open", opening, ids
     ).close()

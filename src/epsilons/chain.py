@@ -2,6 +2,10 @@
 
 The chain starts from a random salt, so that its head can be published (the anchor) and reveals
 nothing. When nothing more will come, the file is sealed: its own digest is published as well.
+
+Readers see one moment: everything that is read through a chain opened for reading is of one
+snapshot, whoever appends meanwhile. They have their anchor from just before it; since an anchor is
+published after its entry, the snapshot has at least what the anchor says.
 """
 
 from __future__ import annotations
@@ -11,12 +15,14 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from epsilons.files import public_file, sync
 
 SALT_BYTES = 32
+_PATIENCE = 120.0  # seconds to wait for others; each holds the lock for milliseconds
 
 _SCHEMA = """
 CREATE TABLE entry (
@@ -49,10 +55,16 @@ class Anchor(NamedTuple):
 class Chain:
     """The entries of one file, and the file in which their head is published, if any."""
 
-    def __init__(self, path: Path, anchor: Path | None) -> None:
+    def __init__(self, path: Path, anchor: Path | None, *, writable: bool = False) -> None:
+        """For reading: the chain as it is now. `writable`: for appending, unless it is sealed."""
         self.path = path
         self._anchor = anchor
-        self._connection = _connect(path)
+        self._writable = writable
+        self._anchored: bytes | None = None
+        if writable:
+            self._connection = _connect(path) if _live(path) else _sealed(path)
+        else:
+            self._connection, self._anchored = _snapshot(path, anchor)
         self._looked_up: dict[tuple[str, ...], tuple[int, Entry | None]] = {}
 
     @classmethod
@@ -66,9 +78,9 @@ class Chain:
         norms: bytes = b"",
     ) -> Self:
         """A new file of mode 0600 with its first entry; it appears complete or not at all."""
-        if path.exists():
-            raise ValueError(f"{path} exists already; it is never overwritten")
-        draft = path.with_name(f".{path.name}.draft")
+        if anchor is not None and anchor.exists() and not path.exists():
+            raise ValueError(f"{path} is gone, and {anchor} says what it held; put it back")
+        draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
         draft.unlink(missing_ok=True)
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         connection = sqlite3.connect(draft)
@@ -77,9 +89,15 @@ class Chain:
             connection.execute(_SCHEMA)
             _insert(connection, kind, facts, indices, norms)
         connection.close()
-        os.replace(draft, path)
-        chain = cls(path, anchor)
-        chain._publish()
+        try:
+            os.link(draft, path)  # and not replace: of several that create it, one does
+        except FileExistsError:
+            raise ValueError(f"{path} exists already; it is never overwritten") from None
+        finally:
+            draft.unlink()
+        sync(path.parent)
+        chain = cls(path, anchor, writable=True)
+        chain.publish()
         return chain
 
     def close(self) -> None:
@@ -94,11 +112,40 @@ class Chain:
         *,
         anchored: bool = True,
     ) -> None:
-        """One more entry, on disk when this returns; anchored then, or with a later one."""
-        with self._connection:
+        """One more entry, on disk when this returns; anchored then, or with a later one.
+
+        Inside `alone` it is on disk, and to be published, when that block is left.
+        """
+        if not self._writable:
+            raise ValueError(f"{self.path} was opened for reading; open it with writable=True")
+        if self._connection.in_transaction:
+            _insert(self._connection, kind, facts, indices, norms)
+            return
+        with self.alone():
             _insert(self._connection, kind, facts, indices, norms)
         if anchored:
-            self._publish()
+            self.publish()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """A transaction that no other process writes beside; on disk once the block is left."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+
+    def publish(self) -> None:
+        """Write the anchor as the chain stands. Alone, so that of several the last is right."""
+        if self._anchor is not None:
+            with self.alone():
+                number, head = self._connection.execute(
+                    "SELECT number, digest FROM entry ORDER BY number DESC LIMIT 1"
+                ).fetchone()
+                _write_anchor(self._anchor, Anchor(number + 1, head.hex()))
 
     def entries(self, *kinds: str) -> Iterator[Entry]:
         marks = ", ".join("?" * len(kinds))
@@ -140,8 +187,8 @@ class Chain:
         The file is written anew and takes the old one's place, so that whoever still reads the
         old one is not in the way.
         """
-        self._publish()
         if _live(self.path):
+            self.publish()
             draft = self.path.with_name(f".{self.path.name}.draft")
             draft.unlink(missing_ok=True)
             os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -150,16 +197,16 @@ class Chain:
             sync(draft)
             os.replace(draft, self.path)
             sync(self.path.parent)
-            self._connection = _connect(self.path)
+            self._connection = _sealed(self.path)
         for suffix in ("-wal", "-shm"):
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
         if self._anchor is not None:
-            published = read_anchor(self._anchor)
+            published = _parsed(self._anchor, _content(self._anchor))
             _write_anchor(self._anchor, published._replace(seal=_file_digest(self.path)))
 
     def verify(self) -> tuple[int, bool]:
         """The number of entries and whether the file is sealed; ValueError if it was changed."""
-        anchor = None if self._anchor is None else read_anchor(self._anchor)
+        anchor = self._known()
         sealed = anchor is not None and anchor.seal is not None
         if anchor is not None and sealed and _file_digest(self.path) != anchor.seal:
             raise ValueError(f"{self.path} is not the file that was sealed when the run ended")
@@ -189,19 +236,31 @@ class Chain:
         ).fetchone()
         return bytes(value)
 
-    def _publish(self) -> None:
-        if self._anchor is not None:
-            number, head = self._connection.execute(
-                "SELECT number, digest FROM entry ORDER BY number DESC LIMIT 1"
-            ).fetchone()
-            _write_anchor(self._anchor, Anchor(number + 1, head.hex()))
+    def _known(self) -> Anchor | None:
+        """The anchor for this chain; None if it has none, or nothing yet to lose."""
+        if self._anchor is None:
+            return None
+        content = _content(self._anchor) if self._writable else self._anchored
+        (entries,) = self._connection.execute("SELECT count(*) FROM entry").fetchone()
+        if content is None and entries == 1:
+            return None  # a crash came between the first entry and its anchor
+        return _parsed(self._anchor, content)
 
 
-def read_anchor(path: Path) -> Anchor:
+def _content(file: Path | None) -> bytes | None:
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        return None if file is None else file.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _parsed(path: Path, content: bytes | None) -> Anchor:
+    try:
+        if content is None:
+            raise ValueError("it is not there")
+        facts = json.loads(content)
         return Anchor(int(facts["length"]), str(facts["head"]), facts.get("seal"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not the anchor of a journal: {error}") from error
 
 
@@ -246,9 +305,54 @@ def _live(path: Path) -> bool:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """A connection for writing, or for reading only if the file is sealed."""
-    if not _live(path):
-        return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-    connection = sqlite3.connect(path)
+    connection = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)
     connection.execute("PRAGMA synchronous = FULL")
     return connection
+
+
+def _sealed(path: Path) -> sqlite3.Connection:
+    """For reading a file that never changes: whatever WAL file lies beside it is none of its."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+
+
+def _snapshot(path: Path, anchor: Path | None) -> tuple[sqlite3.Connection, bytes | None]:
+    """A connection for reading that stays in the present moment, and the anchor from before it.
+
+    Looked at again if sealing put another file in place meanwhile, or if the first anchor came.
+    """
+    while True:
+        anchored, before = _content(anchor), path.stat()
+        connection, error = None, None
+        try:
+            connection = _at_this_moment(path)
+        except sqlite3.Error as failed:
+            error = failed
+        same = os.path.samestat(before, path.stat())
+        if same and error is not None:
+            raise error
+        if connection is not None:
+            if same and not (anchored is None and _content(anchor) is not None):
+                return connection, anchored
+            connection.close()
+
+
+def _at_this_moment(path: Path) -> sqlite3.Connection:
+    if not _live(path):
+        return _sealed(path)
+    name = path.absolute().as_uri()
+    connection = sqlite3.connect(
+        f"{name}?mode=ro", uri=True, timeout=_PATIENCE, isolation_level=None
+    )
+    try:
+        connection.execute("BEGIN")
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        return connection
+    except sqlite3.OperationalError as error:
+        connection.close()
+        if path.with_name(path.name + "-wal").exists():
+            raise sqlite3.OperationalError(
+                f"{error}; if its folder can't be written to, read a copy of the run folder"
+            ) from error
+        # a folder that can't be written to, so that SQLite can't share its WAL with a writer;
+        # without a WAL file everything is in this one
+        return _sealed(path)

@@ -119,13 +119,18 @@ class Journal:
         return cls(Chain.create(Path(path), anchor, "open", opening, names.tobytes(), columns))
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, anchor: Path | None = None) -> Self:
-        """The journal at `path`, for reading or for going on; a sealed one for reading only."""
+    def open(
+        cls, path: str | os.PathLike[str], *, anchor: Path | None = None, writable: bool = False
+    ) -> Self:
+        """The journal at `path` as it is now, whatever is added to it later.
+
+        `writable`: for going on; a sealed one can be read only.
+        """
         path = Path(path)
         if not path.is_file():
             raise ValueError(f"{path} is not there; expected the journal of a run")
         try:
-            return cls(Chain(path, anchor))
+            return cls(Chain(path, anchor, writable=writable))
         except (sqlite3.DatabaseError, TypeError, ValueError, KeyError) as error:
             raise ValueError(f"{path} is not a journal: {error}") from error
 
@@ -332,17 +337,29 @@ class Journal:
             return 0
         return int(last.facts["step"] if last.kind == "restart" else last.facts["last"] + 1)
 
-    def charged(self, until: int | None = None) -> tuple[int, ...]:
+    def charged(self, until: int | None = None, *, at: int | None = None) -> tuple[int, ...]:
         """How many steps every example has paid for in each of the plan's `stretches`.
 
-        Those charged again after a restart count again. `until`: as it will be before that step.
+        Those charged again after a restart count again. `until`: as it will be before that step,
+        going on from where the run is, or from step `at`.
         """
-        stretches, done = self.plan.stretches, self.steps_charged
+        stretches, done = self.plan.stretches, self.steps_charged if at is None else at
         counts = [max(0, min(p.end, until or 0) - max(p.first, done)) for p in stretches]
         for entry in self._chain.entries("charge"):
             first, last = entry.facts["first"], entry.facts["last"]
             counts[stretches.index(self.plan.phase(first))] += last + 1 - first
         return tuple(counts)
+
+    @property
+    def turns(self) -> tuple[int, ...]:
+        """How far the run had come at its last charge, and then after each restart since."""
+        found = [0]
+        for entry in self._chain.entries("charge", "restart"):
+            if entry.kind == "charge":
+                found = [entry.facts["last"] + 1]
+            else:
+                found.append(entry.facts["step"])
+        return tuple(found)
 
     @property
     def repeated(self) -> int:

@@ -39,11 +39,13 @@ class Run:
     """What one run left behind.
 
     `.plan`, `.journal`, `.examples` (training) and `.test` (held-out, or None), `.epsilons()`.
+    A run that was opened for reading stays as it was at that moment.
     """
 
-    def __init__(self, path: Path, journal: Journal) -> None:
+    def __init__(self, path: Path, journal: Journal, stated: bytes | None = None) -> None:
         self.path = path
         self.journal = journal
+        self._text = stated  # `public/plan.json` of the journal's moment, if it is for reading
 
     def __repr__(self) -> str:
         return f"<Run {self.path} steps={self.journal.steps_charged}/{self.plan.steps}>"
@@ -89,12 +91,20 @@ class Run:
         return cls(path, journal)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Self:
+    def open(cls, path: str | os.PathLike[str], *, writable: bool = False) -> Self:
+        """The run at `path` as it is now, for reading; `writable`: for going on with it."""
         path = Path(path)
-        journal = path / "private" / "journal.sqlite"
-        if not journal.is_file():
-            raise ValueError(f"{path} is not a run folder: {journal} is not there")
-        return cls(path, Journal.open(journal, anchor=path / "public" / "anchor.json"))
+        file, anchor = path / "private" / "journal.sqlite", path / "public" / "anchor.json"
+        if not file.is_file():
+            raise ValueError(f"{path} is not a run folder: {file} is not there")
+        if writable:
+            return cls(path, Journal.open(file, anchor=anchor, writable=True))
+        while True:  # a restart between would give a plan of another moment
+            before = _plan_text(path)
+            journal = Journal.open(file, anchor=anchor)
+            if _plan_text(path) == before:
+                return cls(path, journal, before)
+            journal.close()
 
     @classmethod
     def checked(cls, path: str | os.PathLike[str]) -> Self:
@@ -183,16 +193,18 @@ class Run:
         """Write `public/plan.json` as the journal stands; it changes with every restart."""
         _write_summary(self.path, self._summary())
 
-    def _summary(self) -> dict[str, Any]:
+    def _summary(self, at: int | None = None) -> dict[str, Any]:
+        """What the public half is to state; with the run at step `at`, if that is given."""
         journal = self.journal
-        counts = journal.charged(until=self.plan.steps)
+        counts = journal.charged(until=self.plan.steps, at=at)
+        repeated = sum(journal.charged()) - (journal.steps_charged if at is None else at)
         recorded = journal.opening.get("randomness")
-        return _summary(self.plan, counts, journal.repeated, self.seed, recorded)
+        return _summary(self.plan, counts, repeated, self.seed, recorded)
 
     def _stated(self) -> dict[str, Any]:
-        file = self.path / "public" / "plan.json"
         try:
-            stated = json.loads(file.read_text(encoding="utf-8"))
+            text = _plan_text(self.path) if self._text is None else self._text
+            stated = json.loads(text)
             plan = Plan.from_dict(stated["plan"])
             worst = stated["worst_case"]
             return {
@@ -202,22 +214,20 @@ class Run:
                 "randomness": stated.get("randomness"),
                 "repeated_steps": int(stated.get("repeated_steps", 0)),
             }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{file} is damaged: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{_plan_file(self.path)} is damaged: {error}") from error
 
     def _check_summary(self) -> None:
-        """ValueError if the public half states something else than the journal."""
-        stated, true = self._stated(), self._summary()
-        worst, ours = stated.pop("worst_case") or {}, true.pop("worst_case") or {}
-        wrong = [name for name in true if stated[name] != true[name]]
-        if worst.keys() != ours.keys() or any(
-            not _LOW * ours[method] <= worst[method] <= _HIGH * ours[method] for method in ours
-        ):
-            wrong.append("worst_case")
-        if wrong:
+        """ValueError if the public half states something else than the journal.
+
+        It is written after a restart and before what is charged next: in between it is as before.
+        """
+        stated = self._stated()
+        found = [_differences(stated, self._summary(at)) for at in reversed(self.journal.turns)]
+        if all(found):
             raise ValueError(
-                f"{self.path / 'public' / 'plan.json'} differs from the journal in "
-                f"{', '.join(wrong)}; if the run was stopped, resuming it writes the file anew"
+                f"{_plan_file(self.path)} differs from the journal in {', '.join(found[0])}; "
+                "if the run was stopped, resuming it writes the file anew"
             )
 
     @property
@@ -332,6 +342,26 @@ def _summary(
     }
 
 
+def _differences(stated: dict[str, Any], true: dict[str, Any]) -> list[str]:
+    wrong = [name for name in true if name != "worst_case" and stated[name] != true[name]]
+    worst, ours = stated["worst_case"] or {}, true["worst_case"] or {}
+    if worst.keys() != ours.keys() or any(
+        not _LOW * ours[method] <= worst[method] <= _HIGH * ours[method] for method in ours
+    ):
+        wrong.append("worst_case")
+    return wrong
+
+
+def _plan_file(path: Path) -> Path:
+    return path / "public" / "plan.json"
+
+
+def _plan_text(path: Path) -> bytes:
+    """The public plan; empty if it is not there."""
+    file = _plan_file(path)
+    return file.read_bytes() if file.exists() else b""
+
+
 def _write_summary(path: Path, summary: dict[str, Any]) -> None:
-    with public_file(path / "public" / "plan.json") as file:
+    with public_file(_plan_file(path)) as file:
         file.write(json.dumps(summary, indent=2).encode() + b"\n")

@@ -161,7 +161,7 @@ def _opened(out: Path, me: dict[str, str]) -> Run | None:
     if not (out / "private" / "journal.sqlite").exists():
         Run.discard_unbegun(out)
         return None
-    run = Run.open(out)
+    run = Run.open(out, writable=True)
     _expect_unfinished(run)
     if run.journal.steps_charged:
         run.journal.check()  # bounds of individual clipping are read from it
