@@ -240,8 +240,9 @@ class Chain:
         """The anchor for this chain; None if it has none, or nothing yet to lose."""
         if self._anchor is None:
             return None
-        content = _content(self._anchor) if self._writable else self._anchored
+        # counted first: whoever appends a second entry has published the first
         (entries,) = self._connection.execute("SELECT count(*) FROM entry").fetchone()
+        content = _content(self._anchor) if self._writable else self._anchored
         if content is None and entries == 1:
             return None  # a crash came between the first entry and its anchor
         return _parsed(self._anchor, content)

@@ -236,7 +236,7 @@ def _median_norm(settings: Settings, model: nn.Module, data: Data, out: Path) ->
             ).value
         except ValueError:
             if not budget.entries():
-                budget.path.unlink()
+                budget.discard()
                 Run.discard_unbegun(out)
             raise
 

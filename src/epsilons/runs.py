@@ -29,10 +29,10 @@ from epsilons.journal import Journal, Verified
 from epsilons.randomness import Randomness
 
 _HALVES = ("public", "private")
-_BUDGET = "budget.sqlite"
+_BUDGET = "budget"  # budget.sqlite and budget_anchor.json
 _FIRST_FILES = (_BUDGET, "plan.json", "journal.sqlite")
 # A stated worst case may be above ours, since other versions priced more loosely; hardly below.
-_LOW, _HIGH = 1 - 1e-6, 1 + 1e-2
+LOW, HIGH = 1 - 1e-6, 1 + 1e-2
 
 
 class Run:
@@ -72,7 +72,7 @@ class Run:
         cls.expect_free(path)
         cls.expect_planned(plan, examples)
         private_folder(path / "private")
-        (path / "public").mkdir()
+        (path / "public").mkdir(exist_ok=True)
         source = Randomness.recorded({"seed": seed}) if randomness is None else randomness
         _write_summary(path, _summary(plan, plan.steps, 0, seed, source.to_dict()))
         # the journal comes last: a folder without one has released nothing
@@ -153,8 +153,8 @@ class Run:
         """ValueError if anything but a budget is at `path`."""
         path = Path(path)
         inside = set(path.iterdir()) if path.is_dir() else {path} if path.exists() else set()
-        if inside == {path / "private"}:
-            inside = {f for f in path.glob("private/*") if not f.name.startswith(_BUDGET)}
+        if inside <= {path / half for half in _HALVES}:
+            inside = {f for f in path.glob("*/*") if not f.name.startswith(_BUDGET)}
         if inside == {path}:
             raise ValueError(f"{path} is a file; give a new folder for the run")
         if inside:
@@ -346,7 +346,7 @@ def _differences(stated: dict[str, Any], true: dict[str, Any]) -> list[str]:
     wrong = [name for name in true if name != "worst_case" and stated[name] != true[name]]
     worst, ours = stated["worst_case"] or {}, true["worst_case"] or {}
     if worst.keys() != ours.keys() or any(
-        not _LOW * ours[method] <= worst[method] <= _HIGH * ours[method] for method in ours
+        not LOW * ours[method] <= worst[method] <= HIGH * ours[method] for method in ours
     ):
         wrong.append("worst_case")
     return wrong

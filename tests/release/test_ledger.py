@@ -13,6 +13,7 @@ from epsilons.release import (
     publish,
     release_median_norm,
     renew_ledger,
+    write_ledger,
 )
 
 
@@ -55,12 +56,9 @@ def test_the_total_is_training_clip_bound_and_publications_composed(run, ledger)
 
 
 def test_a_ledger_that_knows_less_does_not_replace_one_that_knows_more(run, ledger, monkeypatch):
-    with monkeypatch.context() as patched:
+    with Budget.of_run(run.path) as budget, monkeypatch.context() as patched:
         patched.setattr(Budget, "entries", lambda self: [])
-        from epsilons.release import write_ledger
-
-        with Budget.of_run(run.path) as budget:
-            written = write_ledger(run, budget)
+        written = write_ledger(run, budget)
     assert json.loads(written.read_text(encoding="utf-8")) == ledger
 
 

@@ -8,17 +8,19 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from epsilons.release import verify_ledger
 from epsilons.runs import Run
 
 
 def verify(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> None:
     """Check the journal's chain, anchor and seal, and price it anew (for the curator).
 
-    The public plan is compared with it. What was changed is exit code 2 and a sentence that says
-    where.
+    The public plan is compared with it, the budget's chain with its anchor, and the ledger of
+    publications with the budget. What was changed is exit code 2 and a sentence that says where.
     """
     opened = Run.open(run)
     found = opened.verify()
+    verify_ledger(opened)
     how = "and the seal hold" if found.sealed else "hold; not sealed, since the run has not ended"
     older = "not covered: examples.npz and test.npz, since an earlier version made this run"
     not_covered = [older] if opened.journal.format == 1 else []

@@ -2,7 +2,7 @@
 
 from epsilons.release.budget import Budget, Cost, Limit, OverBudget, releases_of
 from epsilons.release.clip_bound import ClipBound, release_median_norm
-from epsilons.release.ledger import renew_ledger, write_ledger
+from epsilons.release.ledger import renew_ledger, verify_ledger, write_ledger
 from epsilons.release.owner import Statement, meaningful, owner_statement
 from epsilons.release.persons import Persons, person_worst_case, persons
 from epsilons.release.quantiles import Estimate
@@ -42,5 +42,6 @@ __all__ = [
     "statement_html",
     "statement_text",
     "total",
+    "verify_ledger",
     "write_ledger",
 ]

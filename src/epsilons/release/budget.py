@@ -1,9 +1,13 @@
-"""Budget: what was let out of a run, what it cost, and what is left; one SQLite file.
+"""Budget: what was let out of a run, what it cost, and what is left; one chain in a SQLite file.
 
 A question is charged before its answer is drawn, and answered once: whoever asks it again gets the
 stored answer at no cost. A process that dies in between leaves it charged and open; the next one
 to ask draws the answer. Of several that draw at the same time one answer is stored, and all return
 that one, so that a charge never lets out two.
+
+Charges and answers are entries of a `Chain` whose head is published, and the budget of a run is
+compared with what was published of it: one that was deleted, changed or put back from an earlier
+time would make everything cheaper than it was, and is refused.
 """
 
 from __future__ import annotations
@@ -12,12 +16,12 @@ import json
 import math
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from epsilons.accounting import checks
 from epsilons.accounting.composition import (
@@ -26,24 +30,15 @@ from epsilons.accounting.composition import (
     gaussian_keeps,
     gaussian_mu,
 )
+from epsilons.chain import SALT_BYTES, Chain
 from epsilons.release.mechanisms import DISTANCE
 from epsilons.runs import Run
 
 # Costs are whole numbers of μ² · 10¹⁵: sums are exact in any order.
 _UNIT = 10**15
 _ROOM = 2**20  # more draws than one question has
-_PATIENCE = 120.0  # seconds to wait for others; each holds the lock for milliseconds
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS budget (
-    only INTEGER PRIMARY KEY CHECK (only = 1), epsilon REAL NOT NULL, delta REAL NOT NULL
-);
-CREATE TABLE IF NOT EXISTS release (
-    number INTEGER PRIMARY KEY, asked TEXT NOT NULL, question TEXT NOT NULL UNIQUE,
-    epsilon REAL NOT NULL, delta REAL NOT NULL,
-    units INTEGER NOT NULL, draws INTEGER NOT NULL, answer TEXT
-);
-"""
+LEDGER = "publications.json"
 
 Answer = dict[str, Any]
 
@@ -120,10 +115,7 @@ class Spent:
     @classmethod
     def of_run(cls, run_path: str | os.PathLike[str]) -> Self:
         """What the run has let out; reading it makes no budget where there is none."""
-        if not _file(run_path).exists():
-            return cls.on([])
-        with Budget.of_run(run_path) as budget:
-            return cls.on(budget.entries())
+        return cls.on(recorded(run_path).entries)
 
     @classmethod
     def on(cls, entries: Sequence[Entry]) -> Self:
@@ -148,39 +140,87 @@ def releases_of(run: Run) -> Releases:
     return Spent.of_run(run.path).releases.at_least(run.plan.clip_bound)
 
 
+class Recorded(NamedTuple):
+    """What a run's budget says, read at one moment; its limit is None where there is no budget.
+
+    `ledger`: SHA-256 of the public ledger when it was last written and noted here, if it was.
+    """
+
+    entries: list[Entry]
+    limit: Limit | None = None
+    ledger: str | None = None
+
+
+def recorded(run_path: str | os.PathLike[str]) -> Recorded:
+    """The budget of the run folder for reading; ValueError if it was changed or knows too little.
+
+    The public half is looked at first: whatever is published is in the budget before.
+    """
+    published, anchored = _published(run_path), _anchor(run_path).exists()
+    file = _file(run_path)
+    if not file.exists():
+        if anchored or published:
+            raise ValueError(_gone(file))
+        return Recorded([])
+    with closing(_undamaged(file, _anchor(run_path))) as chain:
+        found = Recorded(_entries(chain), _limit(chain), _noted(chain))
+    _expect_known(found.entries, published, file)
+    return found
+
+
 class Budget:
     """The account of one run, at `path`; made with `limit` where it is not there yet.
 
-    The limit is fixed when the budget is made.
+    The limit is fixed when the budget is made. `anchor`: where the head of its chain is published.
     """
 
-    def __init__(self, path: str | os.PathLike[str], limit: Limit | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        limit: Limit | None = None,
+        *,
+        anchor: Path | None = None,
+    ) -> None:
         self.path = Path(path)
-        asked = Limit() if limit is None else limit
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
-        self._connection = sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None)
-        self._connection.execute("PRAGMA synchronous = FULL")
-        with self.alone() as connection:
-            for statement in _SCHEMA.split(";"):
-                connection.execute(statement)
-            connection.execute(
-                "INSERT OR IGNORE INTO budget VALUES (1, ?, ?)", (asked.epsilon, asked.delta)
-            )
-            self.limit = Limit(*connection.execute("SELECT epsilon, delta FROM budget").fetchone())
+        self._anchor = anchor
+        if not self.path.exists():
+            _create(self.path, anchor, Limit() if limit is None else limit)
+        self._chain = _undamaged(self.path, anchor, writable=True)
+        self.limit = _limit(self._chain)
         if limit is not None and limit != self.limit:
             self.close()
             raise ValueError(
                 f"the limit of this run is {_pair(self.limit)} since its budget was made; "
                 f"it can't become {_pair(limit)}"
             )
+        if anchor is not None and not anchor.exists():
+            self._chain.publish()  # a crash came before the first one, and nothing is charged yet
 
     @classmethod
     def of_run(cls, run_path: str | os.PathLike[str], limit: Limit | None = None) -> Self:
-        """The budget of the run folder."""
-        return cls(_file(run_path), limit)
+        """The budget of the run folder; ValueError if it knows less than the public half."""
+        published, anchor, file = _published(run_path), _anchor(run_path), _file(run_path)
+        if published and not file.exists():
+            raise ValueError(_gone(file))
+        anchor.parent.mkdir(exist_ok=True)
+        budget = cls(file, limit, anchor=anchor)
+        try:
+            _expect_known(budget.entries(), published, file)
+        except ValueError:
+            budget.close()
+            raise
+        return budget
 
     def close(self) -> None:
-        self._connection.close()
+        self._chain.close()
+
+    def discard(self) -> None:
+        """Remove a budget that nothing was charged to."""
+        assert not self.entries()
+        self.close()
+        for file in (self._anchor, self.path):
+            if file is not None:
+                file.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self
@@ -194,40 +234,49 @@ class Budget:
         Raises `OverBudget`, and charges nothing, where less than `cost` is left.
         """
         key = json.dumps(question, sort_keys=True, ensure_ascii=False)
-        with self.alone() as connection:
-            found = connection.execute(
-                "SELECT answer FROM release WHERE question = ?", (key,)
-            ).fetchone()
+        with self.alone():
+            found = self._found(key)
             if found is None:
-                self._charge(connection, key, cost)
-        if found is not None and found[0] is not None:
-            return _read(found[0])
+                self._charge(key, cost)
+        if found is None:
+            self._chain.publish()
+        elif found.answer is not None:
+            return found.answer
         drawn = json.dumps(answer(), ensure_ascii=False, allow_nan=False)
-        with self.alone() as connection:
-            connection.execute(
-                "UPDATE release SET answer = ? WHERE question = ? AND answer IS NULL", (drawn, key)
-            )
-            (stored,) = connection.execute(
-                "SELECT answer FROM release WHERE question = ?", (key,)
-            ).fetchone()
-        return _read(stored)
+        with self.alone():
+            found = self._found(key)
+            assert found is not None
+            if found.answer is None:
+                facts = {"to": found.number, "answer": drawn}
+                self._chain.append("answer", facts, b"", b"")
+        self._chain.publish()
+        return _read(drawn) if found.answer is None else found.answer
 
     @property
     def spent(self) -> Spent:
-        return _spent(self._connection)
+        return Spent.on(self.entries())
 
     def entries(self) -> list[Entry]:
         """Every question charged so far, in order."""
-        rows = self._connection.execute(
-            "SELECT number, asked, question, epsilon, delta, units, draws, answer FROM release "
-            "ORDER BY number"
-        )
-        return [
-            Entry(
-                number, asked, json.loads(key), epsilon, delta, units, draws, text and _read(text)
-            )
-            for number, asked, key, epsilon, delta, units, draws, text in rows
-        ]
+        return _entries(self._chain)
+
+    def alone(self) -> AbstractContextManager[None]:
+        """A transaction that no other process writes beside; on disk once the block is left."""
+        return self._chain.alone()
+
+    @property
+    def ledger(self) -> str | None:
+        """The SHA-256 of the public ledger when it was last written; None if it never was."""
+        return _noted(self._chain)
+
+    def note_ledger(self, digest: str) -> None:
+        """Note the SHA-256 of the public ledger, which was just written, inside `alone`."""
+        if self.ledger != digest:
+            self._chain.append("ledger", {"sha256": digest}, b"", b"")
+
+    def publish(self) -> None:
+        """Publish the head of the chain as it stands."""
+        self._chain.publish()
 
     def left(self, delta: float) -> float:
         """The ε at δ that one more question may cost, rounded down to four digits."""
@@ -241,8 +290,12 @@ class Budget:
         epsilon = gaussian_epsilon(math.sqrt((most - spent.units) / _UNIT), delta)
         return math.floor(epsilon * 1e4) / 1e4
 
-    def _charge(self, connection: sqlite3.Connection, key: str, cost: Cost) -> None:
-        before = _spent(connection)
+    def _found(self, key: str) -> Entry | None:
+        question = json.loads(key)
+        return next((e for e in self.entries() if e.question == question), None)
+
+    def _charge(self, key: str, cost: Cost) -> None:
+        before = self.spent
         after = Spent(before.units + cost.units, before.draws + cost.draws, before.questions + 1)
         total = after.releases
         if not gaussian_keeps(self.limit.epsilon, self.limit.delta, total.mu, total.distance):
@@ -252,31 +305,101 @@ class Budget:
                 f"δ = {cost.delta:g}. Ask with a smaller ε, or a question answered before."
             )
         asked = datetime.now(UTC).isoformat(timespec="seconds")
-        connection.execute(
-            "INSERT INTO release (asked, question, epsilon, delta, units, draws) "
-            "VALUES (?, ?, ?, ?, ?, ?)",
-            (asked, key, cost.epsilon, cost.delta, cost.units, cost.draws),
-        )
-
-    @contextmanager
-    def alone(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that no other process writes beside; on disk once the block is left."""
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield self._connection
-        except BaseException:
-            self._connection.execute("ROLLBACK")
-            raise
-        self._connection.execute("COMMIT")
+        self._chain.append("charge", {"asked": asked, "question": key, **asdict(cost)}, b"", b"")
 
 
 def _file(run_path: str | os.PathLike[str]) -> Path:
     return Path(run_path) / "private" / "budget.sqlite"
 
 
-def _spent(connection: sqlite3.Connection) -> Spent:
-    totals = connection.execute("SELECT sum(units), sum(draws), count(*) FROM release").fetchone()
-    return Spent(*(int(total or 0) for total in totals))
+def _anchor(run_path: str | os.PathLike[str]) -> Path:
+    return Path(run_path) / "public" / "budget_anchor.json"
+
+
+def _create(path: Path, anchor: Path | None, limit: Limit) -> None:
+    salt = os.urandom(SALT_BYTES).hex()
+    try:
+        Chain.create(
+            path, anchor, "open", {"format": 1, "limit": asdict(limit), "salt": salt}
+        ).close()
+    except ValueError:
+        if not path.exists():  # else another process was faster
+            raise
+
+
+def _undamaged(path: Path, anchor: Path | None, *, writable: bool = False) -> Chain:
+    """The chain of a budget, checked against its anchor."""
+    chain = None
+    try:
+        chain = Chain(path, anchor, writable=writable)
+        chain.verify()
+        return chain
+    except (sqlite3.DatabaseError, ValueError) as error:
+        if chain is not None:
+            chain.close()
+        older = "no such table" in str(error)
+        why = "an earlier version made it, whose budgets were not chained" if older else str(error)
+        raise ValueError(
+            f"{path} is not a budget that can be trusted: {why}. Restore the run folder from a copy"
+            + (", or use that version for this run" if older else "")
+        ) from error
+
+
+def _limit(chain: Chain) -> Limit:
+    opening = chain.last("open")
+    assert opening is not None  # the chain was verified
+    return Limit(**opening.facts["limit"])
+
+
+def _noted(chain: Chain) -> str | None:
+    last = chain.last("ledger")
+    return None if last is None else str(last.facts["sha256"])
+
+
+def _entries(chain: Chain) -> list[Entry]:
+    found: list[Entry] = []
+    for entry in chain.entries("charge", "answer"):
+        facts = dict(entry.facts)
+        if entry.kind == "charge":
+            question = json.loads(facts.pop("question"))
+            found.append(Entry(len(found) + 1, question=question, answer=None, **facts))
+        else:
+            place = facts["to"] - 1
+            found[place] = replace(found[place], answer=_read(facts["answer"]))
+    return found
+
+
+def _published(run_path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The publications in the public ledger; none if there is no ledger."""
+    file = Path(run_path) / "public" / LEDGER
+    try:
+        found: list[dict[str, Any]] = json.loads(file.read_bytes())["publications"]
+        return found
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is damaged: {error!r}. Restore it from a copy") from error
+
+
+def _expect_known(entries: Sequence[Entry], published: list[dict[str, Any]], file: Path) -> None:
+    """ValueError if something was published that the budget doesn't know, or knows otherwise."""
+    ours = json.loads(json.dumps([asdict(entry) for entry in entries]))
+    for number, theirs in enumerate(published, 1):
+        known = ours[number - 1] if number <= len(ours) else {}
+        if theirs.get("answer") is None:  # it may have been answered since
+            theirs = {**theirs, "answer": known.get("answer")}
+        if known != theirs:
+            raise ValueError(
+                f"{file} and the public {LEDGER} differ in publication {number}: one of them was "
+                "changed, or is of an earlier time. Restore the run folder from a copy"
+            )
+
+
+def _gone(file: Path) -> str:
+    return (
+        f"{file} is gone, and the public half of the run says that something was charged to it: "
+        "what was spent is not known any more. Restore it from a copy"
+    )
 
 
 def _releases(units: int, draws: int) -> Releases:

@@ -9,18 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from epsilons.accounting.composition import NOTHING, Releases
 from epsilons.files import public_file
-from epsilons.release.budget import Budget, Spent
+from epsilons.release.budget import LEDGER, Budget, Entry, Limit, Spent, recorded
 from epsilons.release.persons import person_worst_case
-from epsilons.runs import Run
+from epsilons.runs import HIGH, LOW, Run
 
-LEDGER = "publications.json"
 CHECKSUMS = "checksums.json"
+_LOOKS, _PAUSE = 20, 0.05  # seconds
+# Heads of chains go on by themselves, and are checked by them.
+_MOVING = {CHECKSUMS, "anchor.json", "budget_anchor.json"}
 _COMPOSITION = (
     "The clip bound and the publications are Gaussian releases, whose costs add in mu squared "
     "(Dong, Roth & Su 2022). Such a release is a step that uses every record, and composes with "
@@ -32,15 +36,18 @@ _COMPOSITION = (
 def write_ledger(run: Run, budget: Budget) -> Path:
     """Write the public ledger as the budget stands, and the checksums; say where the ledger is.
 
-    Of several that write at the same time the one that knows most stays.
+    Of several that write at the same time the one that knows most stays, if it is noted in the
+    budget: one that someone edited is replaced.
     """
-    page = _page(run, budget)
-    folder = run.path / "public"
+    file = run.path / "public" / LEDGER
     with budget.alone():
-        if _progress(folder / LEDGER) <= _knowledge(page):
-            _write(folder / LEDGER, page)
-            _write(folder / CHECKSUMS, _checksums(folder))
-    return folder / LEDGER
+        page = _page(run, budget.entries(), budget.limit)
+        if budget.ledger is None or _digest(file) != budget.ledger or not _knows_more(file, page):
+            _write(file, page)
+            _write(file.with_name(CHECKSUMS), _checksums(file.parent))
+            budget.note_ledger(_digest(file))
+    budget.publish()
+    return file
 
 
 def renew_ledger(run: Run) -> None:
@@ -50,8 +57,64 @@ def renew_ledger(run: Run) -> None:
             write_ledger(run, budget)
 
 
-def _page(run: Run, budget: Budget) -> dict[str, Any]:
-    plan, entries, limit = run.plan, budget.entries(), budget.limit
+def verify_ledger(run: Run) -> None:
+    """ValueError if the public ledger or its checksum is not what was last written.
+
+    The budget has noted its digest. A ledger that is not noted, since a crash came between or
+    nothing was ever charged, must be the one that would be written now.
+    """
+    wrong = _wrong(run)
+    for _ in range(_LOOKS):
+        if wrong is None:
+            return
+        time.sleep(_PAUSE)  # someone may be writing it just now
+        wrong = _wrong(run)
+    if wrong is not None:
+        raise ValueError(
+            f"{run.path / 'public' / wrong} is not what was written; `epsilons report --public "
+            f"{run.path}` writes it anew"
+        )
+
+
+def _wrong(run: Run) -> str | None:
+    """Which of the two files is not as it should be."""
+    folder = run.path / "public"
+    content = (folder / LEDGER).read_bytes() if (folder / LEDGER).exists() else None
+    budget = recorded(run.path)
+    if content is None:
+        return None if budget.ledger is None else LEDGER
+    digest = hashlib.sha256(content).hexdigest()
+    if digest == budget.ledger:
+        return None if _stated_checksum(folder) == digest else CHECKSUMS
+    try:
+        stated = json.loads(content)
+        now = json.loads(json.dumps(_page(run, budget.entries, budget.limit)))
+        earlier = stated["training"]["steps"] < now["training"]["steps"]
+        untouched = budget.ledger is None and earlier and stated["publications"] == []
+        return None if untouched or _alike(stated, now) else LEDGER
+    except (ValueError, KeyError, TypeError):
+        return LEDGER
+
+
+def _stated_checksum(folder: Path) -> str | None:
+    try:
+        return str(json.loads((folder / CHECKSUMS).read_bytes())[LEDGER])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _alike(stated: Any, true: Any) -> bool:
+    """The same, up to what another version would price more loosely."""
+    if isinstance(stated, dict) and isinstance(true, dict):
+        return stated.keys() == true.keys() and all(_alike(stated[k], true[k]) for k in true)
+    if isinstance(stated, float) and isinstance(true, float):
+        return LOW * true <= stated <= HIGH * true
+    return bool(stated == true)
+
+
+def _page(run: Run, entries: Sequence[Entry], limit: Limit | None) -> dict[str, Any]:
+    plan = run.plan
+    at = plan.delta if limit is None else limit.delta
     releases = Spent.on(entries).releases.at_least(plan.clip_bound)
     # What is to come counts too, unless no one knows how much it is.
     steps = run.journal.charged(until=plan.steps)
@@ -66,8 +129,8 @@ def _page(run: Run, budget: Budget) -> dict[str, Any]:
             "steps": sum(steps),
             "repeated_steps": run.journal.repeated,
         },
-        "releases": {"epsilon": releases.epsilon(limit.delta), "delta": limit.delta},
-        "limit": asdict(limit),
+        "releases": {"epsilon": releases.epsilon(at), "delta": at},
+        "limit": limit and asdict(limit),
         "total": {
             "epsilon": plan.worst_case(steps=steps, releases=releases),
             "delta": plan.delta,
@@ -92,11 +155,12 @@ def _per_person(run: Run, releases: Releases) -> dict[str, Any] | None:
     }
 
 
-def _progress(ledger: Path) -> tuple[int, int, int]:
-    """How much the ledger on disk knows."""
-    if not ledger.exists():
-        return -1, -1, -1
-    return _knowledge(json.loads(ledger.read_text(encoding="utf-8")))
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
+
+
+def _knows_more(ledger: Path, page: dict[str, Any]) -> bool:
+    return _knowledge(json.loads(ledger.read_text(encoding="utf-8"))) > _knowledge(page)
 
 
 def _knowledge(page: dict[str, Any]) -> tuple[int, int, int]:
@@ -108,7 +172,7 @@ def _checksums(folder: Path) -> dict[str, str]:
     return {
         file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.name != CHECKSUMS and not file.name.startswith(".")
+        if file.is_file() and not file.name.startswith(".") and file.name not in _MOVING
     }
 
 
