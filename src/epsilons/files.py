@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sqlite3
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -62,6 +64,13 @@ def destroy(path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         path.unlink()
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """Whether the error says that no room was left, in the words of the system or of SQLite."""
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def sync(path: Path) -> None:

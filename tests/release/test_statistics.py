@@ -1,3 +1,7 @@
+import errno
+import os
+import sqlite3
+
 import numpy as np
 import pytest
 from folders import make_run, train
@@ -12,6 +16,7 @@ from epsilons.release import (
     release_quantiles,
 )
 from epsilons.release import statistics as module
+from epsilons.release.budget import Spent
 from epsilons.release.mechanisms import Size
 from epsilons.release.statistics import _Asked, _by_group
 
@@ -153,3 +158,31 @@ def test_a_publication_survives_being_stored(run):
     found = publish(run, epsilon=0.9, groups={"town": ["X", "hamlet"]})
     with Budget.of_run(run.path) as budget:
         assert Publication.from_dict(budget.entries()[0].answer) == found
+
+
+@pytest.mark.parametrize("where", ["budget", "public"])
+def test_a_full_disk_is_one_sentence_and_the_same_question_goes_on(tmp_path, monkeypatch, where):
+    """SQLite's error was a traceback, and nothing said what had been charged."""
+    run = make_run(tmp_path / "run", n=400, groups={"town": ["x"] * 400})
+    ask = {"epsilon": 0.8, "quantiles": (), "groups": {"town": ["x" * 20_000]}}
+    Budget.of_run(run.path).close()
+
+    def no_room(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def connect_without_room(*arguments, **options):
+        connection = connect(*arguments, **options)
+        connection.execute("PRAGMA max_page_count = 1")  # no page more than there are
+        return connection
+
+    connect = sqlite3.connect
+    with monkeypatch.context() as full:
+        if where == "budget":
+            full.setattr(sqlite3, "connect", connect_without_room)
+        else:
+            full.setattr(os, "fsync", no_room)
+        with pytest.raises(OSError, match=r"no room is left on the disk of .*ask the same again"):
+            publish(run, **ask)
+    first = publish(run, **ask)
+    assert publish(run, **ask) == first
+    assert Spent.of_run(run.path).questions == 1

@@ -6,6 +6,7 @@ one record more or less is one value more or less here. n is the plan's, public.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from epsilons.accounting import checks
+from epsilons.files import disk_is_full
 from epsilons.release.budget import Budget, Cost, Limit
 from epsilons.release.ledger import write_ledger
 from epsilons.release.mechanisms import Size, noisy_size, noisy_sum
@@ -97,7 +99,8 @@ def publish(
     `"two-stage"`, or `"descent"`, the paper's. `limit` is fixed by the run's first publication.
 
     Guarantee: (ε, δ)-DP for one record added or removed, given the models that training released;
-    charged to the run's budget before anything is drawn; the same question again costs nothing.
+    charged to the run's budget before anything is drawn; the same question again costs nothing,
+    also after a disk was full (OSError).
     Values are in [0, worst case] and non-decreasing in the quantile.
     """
     ask = _Asked(mean, tuple(float(q) for q in quantiles), method)
@@ -133,9 +136,17 @@ def publish(
         }
         return asdict(Publication(everyone, by))
 
-    with Budget.of_run(run.path, limit) as budget:
-        found = budget.ask(question, cost, answer)
-        write_ledger(run, budget)
+    try:
+        with Budget.of_run(run.path, limit) as budget:
+            found = budget.ask(question, cost, answer)
+            write_ledger(run, budget)
+    except (OSError, sqlite3.Error) as error:
+        if not disk_is_full(error):
+            raise
+        raise OSError(
+            f"no room is left on the disk of {run.path}, and nothing was published. Make room and "
+            "ask the same again: what was charged for it stays charged and is not charged twice"
+        ) from error
     return Publication.from_dict(found)
 
 
