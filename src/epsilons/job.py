@@ -93,7 +93,7 @@ def train(settings: Settings, out: str | os.PathLike[str]) -> Run:
 
 
 def resume(path: str | os.PathLike[str]) -> Run:
-    """Go on with a run that was stopped: the same result as if it had not been."""
+    """Go on with a run that was stopped: with a seed, the same result as if it had not been."""
     path = Path(path)
     if (path / "private").is_dir() and not (path / "private" / "journal.sqlite").exists():
         raise ValueError(

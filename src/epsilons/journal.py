@@ -299,6 +299,18 @@ class Journal:
             return np.full(len(which), bound)
         return clipping_thresholds(self.norms(since)[which], bound, self.plan.levels)
 
+    def identify(self, identity: Mapping[str, str]) -> None:
+        """Note of what the run is (data set, model, …), once, before its first step."""
+        if self.identity is not None or self.steps_charged:
+            raise ValueError("what the run is of is noted once, before its first step")
+        self._chain.append("identity", dict(identity), b"", b"")
+
+    @property
+    def identity(self) -> dict[str, str] | None:
+        """What `identify` noted; None if nothing was."""
+        entry = self._chain.last("identity")
+        return None if entry is None else dict(entry.facts)
+
     def restart(self, step: int) -> None:
         """Go back to `step`: what is charged from here on is paid again, by everyone."""
         if not 0 <= step <= self.steps_charged:

@@ -236,6 +236,10 @@ class Run:
         return self.model_file.exists() and not self.checkpoint_file.exists()
 
     @property
+    def private(self) -> Path:
+        return self.path / "private"
+
+    @property
     def checkpoint_file(self) -> Path:
         return self.path / "private" / "checkpoint.pt"
 

@@ -1,5 +1,4 @@
 import copy
-import io
 import os
 import pickle
 import warnings
@@ -52,17 +51,6 @@ def test_seeking_and_reading_in_parts_give_the_bytes_of_one_long_read(position, 
     parts = b"".join(stream.read(count) for count in counts)
     assert parts == whole[position : position + sum(counts)]
     assert stream.position == position + sum(counts)
-
-
-def test_a_saved_stream_continues_bit_for_bit():
-    stream = Keystream.secret(b"noise")
-    stream.read(37)
-    file = io.BytesIO()
-    torch.save(stream.state(), file)
-    file.seek(0)
-    resumed = Keystream.from_state(torch.load(file, weights_only=True))
-    assert resumed.read(100) == stream.read(100)
-    assert (resumed.purpose, resumed.is_seeded) == (b"noise", False)
 
 
 def test_purposes_select_different_streams_of_one_key():
@@ -211,7 +199,6 @@ def test_destroying_overwrites_the_key_and_ends_the_stream():
         lambda: stream.words(1),
         lambda: stream.seek(0),
         lambda: stream.fork(b"sampling"),
-        stream.state,
     ):
         with pytest.raises(ValueError, match="was destroyed"):
             use()
@@ -244,15 +231,6 @@ def test_a_read_never_runs_into_the_next_nonce():
     stream.read(8)
     with pytest.raises(ValueError, match="beyond the stream"):
         stream.read(1)
-
-
-def test_an_incomplete_state_is_refused():
-    state = Keystream(KEY, b"noise").state()
-    del state["position"]
-    with pytest.raises(ValueError, match=r"lacks \['position'\]"):
-        Keystream.from_state(state)
-    with pytest.raises(TypeError, match="uint8"):
-        Keystream.from_state({**state, "position": 0, "key": KEY.hex()})
 
 
 def test_poisson_draws_each_index_at_the_rate_independently():

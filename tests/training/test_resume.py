@@ -1,16 +1,20 @@
 """kill -9 at any moment: the run goes on as if nothing had been."""
 
 import json
+import math
 import multiprocessing
 import os
 import pickle
 import random
+import shutil
 import signal
 import sqlite3
 import stat
 import subprocess
 import sys
 import time
+from collections import defaultdict
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +25,8 @@ from torch import nn
 
 from epsilons import Run
 from epsilons.files import alone_in
-from epsilons.training import Interrupted, checkpoint
+from epsilons.journal import Journal
+from epsilons.training import Interrupted, checkpoint, loop
 
 KILLS = int(os.environ.get("EPSILONS_KILLS", "20"))
 
@@ -75,6 +80,38 @@ def test_killed_at_random_moments_it_ends_as_if_never_interrupted(
     assert runs >= 1
 
 
+def test_killed_at_random_moments_a_secret_run_charges_all_and_draws_no_noise_twice(
+    tmp_path, processes
+):
+    clock = random.Random(21)
+    killed, runs, keys = 0, 0, set()
+    while killed < KILLS // 10:
+        out = tmp_path / f"run-{runs}"
+        finished = False
+        while not finished:
+            seconds = clock.uniform(0, 0.3) if killed < KILLS // 10 else 0.0
+            process = processes.Process(target=trained.secret_child, args=(out, seconds))
+            process.start()
+            process.join()
+            assert process.exitcode in (0, -signal.SIGALRM)
+            finished = process.exitcode == 0
+            killed += not finished
+        lines = [line.split() for line in (tmp_path / f"run-{runs}.log").read_text().splitlines()]
+        by_noise, by_step = defaultdict(set), defaultdict(set)
+        for step, key, position, released in lines:
+            by_noise[key, position].add(released)
+            by_step[int(step)].add(released)
+            keys.add(key)
+        assert all(len(released) == 1 for released in by_noise.values())
+        assert all(len(released) == 1 for released in by_step.values())  # else replayed
+        assert sorted(by_step) == list(range(150))
+        run = Run.checked(out)
+        assert (sum(run.journal.charged()), run.journal.repeated) == (150, 0)
+        assert not keys_in(out)
+        runs += 1
+    assert len(keys) > runs  # one for every sitting that went beyond what it replayed
+
+
 def stopped(out, step, **options):
     """A run that Ctrl-C stopped before `step`."""
 
@@ -83,7 +120,184 @@ def stopped(out, step, **options):
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Interrupted, match=f"stopped before step {step}"):
-        trained.trained(out, trained.plan(**options), on_step=press)
+        trained.trained(out, trained.plan(), on_step=press, **options)
+
+
+class Crash(Exception):
+    pass
+
+
+def crashed(out, step, *, seed=None, every=False, **options):
+    """A run that ended after releasing step `step` - 1, with its first or with all checkpoints."""
+
+    def fail(now):
+        if now.number == step - 1:
+            raise Crash
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "CHECKPOINT_SECONDS", -1.0 if every else 1e9)
+        with pytest.raises(Crash):
+            trained.trained(out, trained.plan(), seed=seed, on_step=fail, **options)
+
+
+def keys_in(out):
+    """The content of the key files of a run, by name."""
+    return {file.name: file.read_bytes() for file in (out / "private").glob("key-*")}
+
+
+@pytest.fixture
+def another_version(monkeypatch):
+    """A context in which the library's surroundings have changed."""
+
+    @contextmanager
+    def changed():
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "__version__", "another version")
+            yield
+
+    return changed
+
+
+@pytest.fixture
+def releases(monkeypatch):
+    """What the steps of each folder released, as vectors: {(folder, step): [released, …]}."""
+    found = defaultdict(list)
+
+    class Noted(checkpoint.Releases):
+        def __init__(self, path, environment):
+            super().__init__(path, environment)
+            self.folder = path.parent.parent.name
+
+        def witness(self, step, released):
+            super().witness(step, released)
+            vector = torch.cat([t.flatten() for t in released.values()]).double()
+            found[self.folder, step].append(vector)
+
+    monkeypatch.setattr(loop, "Releases", Noted)
+    return found
+
+
+LOSS = trained.LOSS
+
+
+def scaled_loss(model, batch):
+    return 0.01 * LOSS(model, batch)
+
+
+@pytest.mark.parametrize(("crash", "loss"), [(True, LOSS), (False, LOSS), (False, scaled_loss)])
+def test_copies_of_a_run_replay_what_was_released_and_then_draw_fresh_noise(
+    tmp_path, releases, crash, loss, monkeypatch
+):
+    """Copies reused noise: with the same loss released sums differed by 0.0, with another by 0.24.
+
+    Of independent noise the difference is 0.405 ± 0.035 in each of the steps.
+    """
+    out, last = tmp_path / "run", 6
+    crashed(out, last) if crash else stopped(out, last, seed=None)
+    for name in ("one", "two"):
+        shutil.copytree(out, tmp_path / name)
+    run, _ = trained.trained(tmp_path / "one", trained.plan(), seed=None, resume=True)
+    monkeypatch.setattr(trained, "LOSS", loss)
+    with nullcontext() if loss is LOSS else pytest.warns(match="loss_fn was"):
+        again, _ = trained.trained(tmp_path / "two", trained.plan(), seed=None, resume=True)
+    replayed = range(last) if crash else ()
+    for step in replayed:
+        (first,), (one,), (two,) = (releases[name, step] for name in ("run", "one", "two"))
+        assert torch.equal(first, one)
+        assert torch.equal(first, two)
+    plan, size = trained.plan(), len(releases["one", last][0])
+    expected = plan.noise_std / plan.batch_size * math.sqrt(2 * size)
+    for step in range(last, 12):
+        (one,), (two,) = releases["one", step], releases["two", step]
+        # the sums differ too; a right program fails once in 40,000 runs of this test
+        assert (one - two).norm() > 0.6 * expected
+    for each in (run, again):
+        assert each.journal.verify().sealed
+        # what was charged ahead and not released is charged once
+        assert (each.journal.charged(), each.journal.repeated) == ((12,), 0)
+
+
+def test_a_key_is_on_disk_only_while_steps_may_be_replayed_with_it(tmp_path):
+    """Every earlier checkpoint's inode held the key. Now one file does, and it is overwritten."""
+    crashed(tmp_path / "run", 6, every=True)
+    ((name, key),) = keys_in(tmp_path / "run").items()
+    file = tmp_path / "run" / "private" / name
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    others = [f for f in tmp_path.rglob("*") if f.is_file() and f != file]
+    assert not any(key in f.read_bytes() for f in others)
+    with file.open("rb") as inode:
+        crashed(tmp_path / "run", 8, resume=True)
+        assert inode.read() == bytes(32)
+    (fresh,) = keys_in(tmp_path / "run").values()
+    assert fresh != key
+    stopped(tmp_path / "run", 10, seed=None, resume=True)
+    assert not keys_in(tmp_path / "run")
+    trained.trained(tmp_path / "run", trained.plan(), seed=None, resume=True)
+    left = sorted(entry.name for entry in (tmp_path / "run" / "private").iterdir())
+    assert left == ["journal.sqlite", "model.pt", "timings.json"]
+
+
+def test_stopped_while_replaying_it_keeps_the_key(tmp_path, releases):
+    crashed(tmp_path / "run", 6)
+    before = keys_in(tmp_path / "run")
+    stopped(tmp_path / "run", 3, seed=None, resume=True)
+    assert keys_in(tmp_path / "run") == before
+    run, _ = trained.trained(tmp_path / "run", trained.plan(), seed=None, resume=True)
+    assert all(torch.equal(*releases["run", step]) for step in range(6))
+    assert run.journal.repeated == 0
+
+
+def test_without_its_key_a_run_charges_again_what_was_released(tmp_path, releases):
+    crashed(tmp_path / "run", 6)
+    checkpoint_only = shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    for name in keys_in(checkpoint_only):
+        (checkpoint_only / "private" / name).unlink()
+    run, _ = trained.trained(checkpoint_only, trained.plan(), seed=None, resume=True)
+    assert (run.journal.charged(), run.journal.repeated) == ((20,), 8)
+    assert not any(torch.equal(releases["run", t][0], releases["copy", t][0]) for t in range(6))
+
+
+def test_a_replay_with_another_loss_is_discarded_and_charged_again(tmp_path, releases, monkeypatch):
+    crashed(tmp_path / "run", 6)
+    monkeypatch.setattr(trained, "LOSS", scaled_loss)
+    with pytest.warns(match="loss_fn was .* and is .*scaled_loss"):
+        run, _ = trained.trained(tmp_path / "run", trained.plan(), seed=None, resume=True)
+    assert run.journal.repeated == 8
+    one, two = releases["run", 0]
+    assert (one - two).norm() > 0.2
+
+
+@pytest.mark.parametrize(("seed", "other"), [(None, 7), (5, None), (5, 7)])
+def test_a_run_keeps_its_seed_or_its_secret(tmp_path, seed, other):
+    stopped(tmp_path / "run", 6, seed=seed)
+    with pytest.raises(ValueError, match=f"seed={other}, and .* begun with seed={seed}"):
+        trained.trained(tmp_path / "run", trained.plan(), seed=other, resume=True)
+
+
+def seeds_of_losses(out, stop, seed):
+    """What torch's generator was seeded with when losses of steps and refreshes were computed."""
+    found = set()
+
+    def watched(model, batch):
+        found.add(torch.initial_seed())
+        return LOSS(model, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trained, "LOSS", watched)
+        if stop:
+            stopped(out, stop, seed=seed)
+        trained.trained(out, trained.plan(), resume=bool(stop), seed=seed)
+    return found - {torch.initial_seed()}  # of the final losses
+
+
+def test_what_losses_draw_is_secret_in_secret_runs_and_reproducible_in_seeded_ones(tmp_path):
+    """The refreshes of every run had the number of their step for a seed."""
+    one, two = (seeds_of_losses(tmp_path / f"secret-{i}", 6, None) for i in range(2))
+    assert len(one - two) == len(two - one) == 12 + 3
+    assert max(one & two) < 1000  # of checks
+    one, two = (seeds_of_losses(tmp_path / f"seeded-{stop}", stop, 5) for stop in (6, None))
+    assert one == two
+    assert len({seed for seed in one if seed >= 1000}) == 12 + 3
 
 
 def test_ctrl_c_stops_at_the_next_step_and_resumes_to_the_same_end(tmp_path):
@@ -111,6 +325,7 @@ def test_ctrl_c_by_a_program_of_its_own_is_exit_code_130(tmp_path):
     assert "Traceback" not in shown.stderr
 
 
+@pytest.mark.parametrize("lost", [None, "checkpoint.pt"])
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -119,16 +334,21 @@ def test_ctrl_c_by_a_program_of_its_own_is_exit_code_130(tmp_path):
         (dict(the_plan=trained.plan(clipping="individual")), "plan clipping was"),
     ],
 )
-def test_a_run_of_something_else_is_refused_with_the_difference(tmp_path, change, sentence):
+def test_a_run_of_something_else_is_refused_with_the_difference(tmp_path, change, sentence, lost):
     stopped(tmp_path / "run", 7)
-    before = (tmp_path / "run" / "private" / "journal.sqlite").read_bytes()
+    if lost:
+        (tmp_path / "run" / "private" / lost).unlink()
+    before = trained.entries(Run.open(tmp_path / "run"))
     with pytest.raises(ValueError, match=sentence):
         trained.trained(tmp_path / "run", **{"the_plan": trained.plan(), **change}, resume=True)
-    assert (tmp_path / "run" / "private" / "journal.sqlite").read_bytes() == before
+    assert trained.entries(Run.open(tmp_path / "run")) == before
 
 
-def test_another_model_is_refused_with_the_difference(tmp_path, monkeypatch):
+@pytest.mark.parametrize("lost", [None, "checkpoint.pt"])
+def test_another_model_is_refused_with_the_difference(tmp_path, monkeypatch, lost):
     stopped(tmp_path / "run", 7)
+    if lost:
+        (tmp_path / "run" / "private" / lost).unlink()
     monkeypatch.setattr(trained, "small_model", lambda dropout: nn.Linear(4, 3))
     with pytest.raises(ValueError, match="model was Sequential and is Linear"):
         trained.trained(tmp_path / "run", trained.plan(), resume=True)
@@ -151,12 +371,13 @@ def test_a_finished_run_is_not_resumed(tmp_path):
         trained.trained(tmp_path / "run", trained.plan(), resume=True)
 
 
-def test_in_another_environment_replayed_steps_take_fresh_noise_and_count_again(tmp_path):
-    stopped(tmp_path / "run", 6)
-    there = checkpoint.read_checkpoint(tmp_path / "run" / "private" / "checkpoint.pt")
-    there["environment"]["torch"] = "another version"
-    torch.save(there, tmp_path / "run" / "private" / "checkpoint.pt")
-    run, weights = trained.trained(tmp_path / "run", trained.plan(), resume=True)
+@pytest.mark.parametrize("seed", [5, None])
+def test_in_another_environment_replayed_steps_take_fresh_noise_and_count_again(
+    tmp_path, another_version, seed
+):
+    stopped(tmp_path / "run", 6, seed=seed)
+    with another_version():
+        run, weights = trained.trained(tmp_path / "run", trained.plan(), seed=seed, resume=True)
     _, expected = trained.trained(tmp_path / "whole", trained.plan())
     assert not torch.equal(weights, expected)
     # steps 4 to 7 were reserved when the run was stopped before step 6: 6 and 7 are paid twice
@@ -181,7 +402,7 @@ def test_a_replayed_step_with_another_result_takes_fresh_noise_and_counts_again(
 @pytest.mark.parametrize("lost", [["checkpoint.pt"], ["checkpoint.pt", "releases.bin"]])
 @pytest.mark.parametrize("seed", [5, None])
 def test_without_its_keys_a_run_charges_everything_again(tmp_path, lost, seed):
-    stopped(tmp_path / "run", 6)
+    stopped(tmp_path / "run", 6, seed=seed)
     for name in lost:
         (tmp_path / "run" / "private" / name).unlink()
     run, _ = trained.trained(tmp_path / "run", trained.plan(), seed=seed, resume=True)
@@ -200,21 +421,22 @@ def test_without_its_digests_a_replay_is_not_trusted(tmp_path):
     assert run.journal.repeated == 2
 
 
-def test_a_crash_on_the_way_back_leaves_no_old_keys_with_the_journal(tmp_path, monkeypatch):
-    stopped(tmp_path / "run", 6)
-    file = tmp_path / "run" / "private" / "checkpoint.pt"
-    there = checkpoint.read_checkpoint(file)
-    key = there["noise"]["key"].clone()
-    there["environment"]["torch"] = "another version"
-    torch.save(there, file)
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.Releases, "forget_from", lambda releases, step: 1 / 0)
+@pytest.mark.parametrize("moment", ["restart", "begin"])
+def test_a_crash_on_the_way_back_leaves_no_old_key_and_charges_again(
+    tmp_path, monkeypatch, another_version, moment
+):
+    crashed(tmp_path / "run", 6)
+    (old,) = keys_in(tmp_path / "run").values()
+    where = Journal if moment == "restart" else checkpoint.Releases
+    with another_version(), monkeypatch.context() as patch:
+        patch.setattr(where, moment, lambda self, step: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            trained.trained(tmp_path / "run", trained.plan(), resume=True)
-    assert Run.open(tmp_path / "run").journal.restarts == 1
-    assert not torch.equal(checkpoint.read_checkpoint(file)["noise"]["key"], key)
-    run, _ = trained.trained(tmp_path / "run", trained.plan(), resume=True)
-    assert Run.checked(run.path).journal.repeated == 2
+            trained.trained(tmp_path / "run", trained.plan(), seed=None, resume=True)
+    assert old not in keys_in(tmp_path / "run").values()
+    with another_version():
+        run, _ = trained.trained(tmp_path / "run", trained.plan(), seed=None, resume=True)
+    # the checkpoint was of step 0, and steps 0 to 7 were charged
+    assert Run.checked(run.path).journal.repeated == 8
 
 
 def test_a_limit_holds_for_steps_charged_again(tmp_path):
@@ -269,21 +491,23 @@ def test_a_checkpoint_with_a_changed_byte_is_refused(tmp_path):
     """torch read on, and the run went on with other noise or ended in an error about an index."""
     stopped(tmp_path / "run", 6)
     file = tmp_path / "run" / "private" / "checkpoint.pt"
-    key = checkpoint.read_checkpoint(file)["noise"]["key"].numpy().tobytes()
-    changed = file.read_bytes().replace(key, bytes([key[0] ^ 1]) + key[1:])
+    weight = checkpoint.read_checkpoint(file)["model"]["0.weight"].numpy().tobytes()
+    changed = file.read_bytes().replace(weight, bytes([weight[0] ^ 1]) + weight[1:])
     file.write_bytes(changed)
     with pytest.raises(ValueError, match=r"checkpoint\.pt is not a checkpoint.*damaged"):
         trained.trained(tmp_path / "run", trained.plan(), resume=True)
 
 
-def test_keys_are_readable_by_the_owner_alone_and_gone_when_the_run_ends(tmp_path):
-    stopped(tmp_path / "run", 6)
-    file = tmp_path / "run" / "private" / "checkpoint.pt"
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert checkpoint.read_checkpoint(file)["noise"]["key"].numel() == 32
-    trained.trained(tmp_path / "run", trained.plan(), resume=True)
-    left = sorted(entry.name for entry in (tmp_path / "run" / "private").iterdir())
-    assert left == ["journal.sqlite", "model.pt", "timings.json"]
+def test_a_checkpoint_that_the_journal_has_not_charged_is_refused(tmp_path):
+    """Copied while the run was going on, the checkpoint after the journal: it took free steps."""
+    stopped(tmp_path / "run", 3)
+    early = shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    crashed(tmp_path / "run", 12, seed=5, resume=True, every=True)
+    shutil.copy(tmp_path / "run" / "private" / "checkpoint.pt", early / "private")
+    with pytest.raises(
+        ValueError, match="checkpoint of step 11 and a journal with 4 steps charged"
+    ):
+        trained.trained(early, trained.plan(), resume=True)
 
 
 def test_state_of_a_callback_is_part_of_the_checkpoint(tmp_path):

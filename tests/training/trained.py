@@ -1,5 +1,9 @@
 """A small run that processes can be killed in the middle of."""
 
+import hashlib
+import os
+import signal
+
 import numpy as np
 import torch
 import torch._dynamo  # the first optimizer would import it, in every process
@@ -53,12 +57,12 @@ LONG = dict(
 )  # fmt: skip
 
 
-def long_run(out, clipping="max", checkpoint_seconds=0.05):
+def long_run(out, clipping="max", checkpoint_seconds=0.05, seed=5):
     """Several seconds of training with everything that must survive a crash."""
     loop.CHECKPOINT_SECONDS = checkpoint_seconds
     return trained(
         out, plan(**LONG, clipping=clipping), dropout=0.3, scheduled=True, follow=3, resume=True,
-        test=data(30, seed=1), correct_fn=correct_class,
+        test=data(30, seed=1), correct_fn=correct_class, seed=seed,
     )  # fmt: skip
 
 
@@ -68,7 +72,30 @@ def child(out, clipping):
     long_run(out, clipping)
 
 
-KINDS = ("open", "refresh", "charge", "restart", "sampled", "followed", "random")
+def secret_child(out, seconds):
+    """A secret `long_run` that is killed so many seconds after its first release (0: never).
+
+    Each release is a line of a log: step, key, position, what came out.
+    """
+    torch.set_num_threads(1)
+    log = os.open(f"{out}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    class Logged(loop._Witnessed):
+        def added_to(self, sums, std, divisor):
+            stream = self._noise.keystream
+            key, position = hashlib.sha256(stream._key).hexdigest(), stream.position
+            released = super().added_to(sums, std, divisor)
+            digest = hashlib.sha256(b"".join(t.numpy().tobytes() for t in released.values()))
+            os.write(log, f"{self._step} {key} {position} {digest.hexdigest()}\n".encode())
+            if signal.getitimer(signal.ITIMER_REAL)[0] == 0.0:
+                signal.setitimer(signal.ITIMER_REAL, seconds)
+            return released
+
+    loop._Witnessed = Logged
+    long_run(out, seed=None)
+
+
+KINDS = ("open", "identity", "refresh", "charge", "restart", "sampled", "followed", "random")
 
 
 def entries(run):

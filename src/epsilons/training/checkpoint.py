@@ -1,12 +1,14 @@
 """Checkpoints: everything that the next step depends on, written whole or not at all.
 
-Loaded with `weights_only=True`, so that a file from elsewhere can't run code. The keys of noise
-and sampling are in it while the run is going on; they are destroyed with it when the run ends.
+Loaded with `weights_only=True`, so that a file from elsewhere can't run code. Of the streams it
+holds positions, not keys: every earlier checkpoint is still somewhere on the disk.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
 import os
 import pickle
 import warnings
@@ -21,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from epsilons.files import private_file
-from epsilons.training.keystream import Keystream
+from epsilons.training.keys import Streams
 
 _DIGEST = 32  # bytes
 
@@ -61,26 +63,20 @@ class State:
     optimizer: torch.optim.Optimizer
     scheduler: torch.optim.lr_scheduler.LRScheduler | None
     callback: object
-    sampling: Keystream
-    noise: Keystream
     followed: Tensor
+    streams: Streams = field(init=False)
     step: int = 0
     sampled_norms: Pending = field(default_factory=Pending)
     followed_norms: Pending = field(default_factory=Pending)
 
-    def save(self, path: Path, identity: dict[str, str], environment: dict[str, str]) -> None:
-        devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    def save(self, path: Path) -> None:
         content = {
-            "identity": identity,
-            "environment": environment,
             "step": self.step,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "callback": _callback_state(self.callback),
-            "generators": [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)],
-            "sampling": self.sampling.state(),
-            "noise": self.noise.state(),
+            "streams": self.streams.state(),
             "followed": self.followed,
             "sampled_norms": self.sampled_norms.to_plain(),
             "followed_norms": self.followed_norms.to_plain(),
@@ -89,7 +85,7 @@ class State:
             torch.save(content, file)
 
     def load(self, content: dict[str, Any]) -> None:
-        """Take over what `save` wrote, into the same objects."""
+        """Take over what `save` wrote, into the same objects; the streams are the caller's."""
         self.step = content["step"]
         self.model.load_state_dict(content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
@@ -97,11 +93,6 @@ class State:
             self.scheduler.load_state_dict(content["scheduler"])
         if content["callback"] is not None:
             self.callback.load_state_dict(content["callback"])  # type: ignore[attr-defined]
-        torch.set_rng_state(content["generators"][0])
-        for device, state in enumerate(content["generators"][1:]):
-            torch.cuda.set_rng_state(state, device)
-        self.sampling = Keystream.from_state(content["sampling"])
-        self.noise = Keystream.from_state(content["noise"])
         self.followed = content["followed"]
         self.sampled_norms = Pending.from_plain(content["sampled_norms"])
         self.followed_norms = Pending.from_plain(content["followed_norms"])
@@ -124,8 +115,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} is not a checkpoint of this library: it is damaged or holds more than data"
         ) from error
-    if not isinstance(content, dict) or "identity" not in content:
-        raise ValueError(f"{path} is not a checkpoint of this library")
+    if not isinstance(content, dict) or "streams" not in content:
+        raise ValueError(
+            f"{path} is not a checkpoint of this version; go on with the one that began the run"
+        )
     return content
 
 
@@ -137,32 +130,49 @@ class Releases:
     """Digests of what each step released, so that a replayed step can be compared.
 
     Written before the weights change and not synced: they outlive the process, which is what a
-    replay in the same boot needs.
+    replay in the same boot needs. The first one is of the environment, this boot in it: in the
+    same environment a step without a digest has released nothing.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, environment: dict[str, str]) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._here = hashlib.sha256(json.dumps(environment, sort_keys=True).encode()).digest()
+
+    def begin(self, step: int) -> None:
+        """Start anew, here: nothing was released from `step` on."""
+        os.ftruncate(self._file, 0)
+        self._write(0, self._here)
+        os.ftruncate(self._file, _place(step))
+
+    def known_from(self, step: int) -> bool:
+        """Whether all that was released from `step` on is on record, and was released here."""
+        whole = os.fstat(self._file).st_size >= _place(step)
+        return whole and os.pread(self._file, _DIGEST, 0) == self._here
+
+    def has(self, step: int) -> bool:
+        """Whether the digest of a step is on record."""
+        return os.fstat(self._file).st_size >= _place(step + 1)
 
     def witness(self, step: int, released: dict[str, Tensor]) -> None:
         """Note the digest of a release; ReplayDiffers if the step released something else."""
         hasher = hashlib.sha256()
         for tensor in released.values():
             hasher.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-        before = os.pread(self._file, _DIGEST, step * _DIGEST)
-        if len(before) < _DIGEST:
-            os.pwrite(self._file, hasher.digest(), step * _DIGEST)
-        elif before != hasher.digest():
+        if not self.has(step):
+            self._write(_place(step), hasher.digest())
+        elif os.pread(self._file, _DIGEST, _place(step)) != hasher.digest():
             raise ReplayDiffers
-
-    def known_until(self, step: int) -> bool:
-        """Whether the digests of all steps before `step` are there: the file was not cut."""
-        return os.fstat(self._file).st_size >= step * _DIGEST
-
-    def forget_from(self, step: int) -> None:
-        os.ftruncate(self._file, min(step * _DIGEST, os.fstat(self._file).st_size))
 
     def close(self) -> None:
         os.close(self._file)
+
+    def _write(self, place: int, digest: bytes) -> None:
+        if os.pwrite(self._file, digest, place) < len(digest):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _place(step: int) -> int:
+    return (1 + step) * _DIGEST
 
 
 def _callback_state(callback: object) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from epsilons.accounting import checks
@@ -19,13 +20,20 @@ from epsilons.files import alone_in, destroy, private_file
 from epsilons.journal import Journal
 from epsilons.randomness import Randomness
 from epsilons.runs import Run
-from epsilons.training.checkpoint import State, read_checkpoint
+from epsilons.training.checkpoint import State
 from epsilons.training.environment import environment, usable_device
 from epsilons.training.evaluation import CorrectFn, outcomes
-from epsilons.training.identity import difference, identity, with_digests
+from epsilons.training.identity import (
+    LOSS,
+    difference,
+    identity,
+    loss_identity,
+    with_digests,
+)
 from epsilons.training.inspection import inspect_start
 from epsilons.training.interrupt import interruptible
-from epsilons.training.loop import Loop, Step, stream
+from epsilons.training.keystream import Keystream
+from epsilons.training.loop import Loop, Step
 from epsilons.training.norms import LossFn, check_loss_fn, trainable
 from epsilons.training.progress import training_bar
 from epsilons.training.step import check_optimizer
@@ -65,9 +73,11 @@ def fit(
     many steps the accuracy on `test` is shown. `max_epsilon` ends the run before the worst case
     would exceed it. With a `seed`, sampling and noise are reproducible, and no secret.
 
-    `resume=True` goes on with the unfinished run at `out`, if there is one: the same call after a
-    crash or Ctrl-C ends with the same weights and the same journal. A run that another process is
-    training is refused.
+    `resume=True` goes on with the unfinished run at `out`, if there is one. With a seed, the same
+    call after a crash or Ctrl-C ends with the same weights and the same journal; without, steps
+    that were released are replayed and the others have fresh noise: every step is charged at least
+    once, and no noise is used twice. A run of another plan, data set, model or seed, and one that
+    another process is training, are refused.
 
     Privacy: the weights after each step, and so the trajectory, are (ε, `plan.delta`)-DP for
     add/remove neighbours, with ε = `run.journal.worst_case()`: the plan's, unless steps had to be
@@ -87,9 +97,9 @@ def fit(
         raise ValueError(f"the data set has {n} examples; the plan says n={plan.n}")
     if not 0 <= follow <= n:
         raise ValueError(f"follow={follow}; expected at most the {n} examples of the data set")
-    me = identity(plan, model, optimizer, train, names)
+    me = {**identity(plan, model, optimizer, train, names), LOSS: loss_identity(loss_fn)}
     here = environment(where)
-    run = _opened(Path(out), me) if resume else None
+    run = _opened(Path(out), me, seed) if resume else None
 
     with ExitStack() as alone:
         with torch.random.fork_rng(), interruptible() as interrupted:
@@ -103,7 +113,8 @@ def fit(
                     seed=seed,
                     randomness=Randomness.of_fit(seed),
                 )
-            state = _fresh_state(model, optimizer, scheduler, on_step, seed, n, follow)
+            chosen = _chosen(n, follow, seed)
+            state = State(model, optimizer, scheduler, on_step, chosen)
             loop = Loop(
                 run=run,
                 state=state,
@@ -113,12 +124,13 @@ def fit(
                 where=where,
                 micro_batch=micro_batch,
                 pass_batch=micro_batch or PASS_BATCH,
-                identity=me,
                 environment=here,
             )
             with closing(loop):
                 alone.enter_context(alone_in(run.path / "private"))
                 _expect_unfinished(run)
+                if run.journal.identity is None:
+                    run.journal.identify(me)
                 loop.take_up()
                 last = _last_step(run.journal, max_epsilon)
                 with training_bar(run.journal, last) as show:
@@ -133,8 +145,6 @@ def fit(
                         if interrupted():
                             loop.stop()
                 loop.finish_steps()
-        for keys in (state.sampling, state.noise):
-            keys.destroy()
         _leave_behind(run, model, loss_fn, correct_fn, train, test, test_examples, where)
     return run
 
@@ -156,7 +166,7 @@ def _expect_unfinished(run: Run) -> None:
         raise ValueError(f"{run.path} is finished; there is nothing to resume")
 
 
-def _opened(out: Path, me: dict[str, str]) -> Run | None:
+def _opened(out: Path, me: dict[str, str], seed: int | None) -> Run | None:
     """The unfinished run at `out`, if it is the same run; None if nothing was begun there."""
     if not (out / "private" / "journal.sqlite").exists():
         Run.discard_unbegun(out)
@@ -165,26 +175,35 @@ def _opened(out: Path, me: dict[str, str]) -> Run | None:
     _expect_unfinished(run)
     if run.journal.steps_charged:
         run.journal.check()  # bounds of individual clipping are read from it
-    if run.checkpoint_file.exists():
-        changed = difference(read_checkpoint(run.checkpoint_file)["identity"], me)
-        if changed:
-            raise ValueError(f"{out} is a run of something else: {changed}")
+    if run.seed != seed:
+        secret, way = ("secret", "without a seed") if run.seed is None else ("no secret", "with it")
+        raise ValueError(
+            f"seed={seed}, and {out} was begun with seed={run.seed}: its sampling and noise are "
+            f"{secret} and stay so. Go on {way}"
+        )
+    before = run.journal.identity
+    if before is None:
+        if run.journal.steps_charged:
+            raise ValueError(
+                f"the journal of {out} doesn't say of which data set and model it is; go on with "
+                "the version that began the run"
+            )
+        return run
+    changed = difference(before, me, besides=LOSS)
+    if changed:
+        raise ValueError(f"{out} is a run of something else: {changed}")
+    if before[LOSS] != me[LOSS]:
+        warnings.warn(
+            f"{out} was begun with another loss: loss_fn was {before[LOSS]} and is {me[LOSS]}",
+            stacklevel=3,
+        )
     return run
 
 
-def _fresh_state(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scheduler: torch.optim.lr_scheduler.LRScheduler | None,
-    callback: object,
-    seed: int | None,
-    n: int,
-    follow: int,
-) -> State:
-    sampling, noise, other = (stream(seed, purpose) for purpose in ("sampling", "noise", "other"))
-    torch.manual_seed(int(other.words(1)[0] >> 1))
-    chosen = torch.from_numpy(other.uniforms(n)).argsort()[:follow].sort().values
-    return State(model, optimizer, scheduler, callback, sampling, noise, chosen)
+def _chosen(n: int, follow: int, seed: int | None) -> Tensor:
+    """The examples to follow, ascending."""
+    stream = Keystream.secret(b"other") if seed is None else Keystream.seeded(seed, b"other")
+    return torch.from_numpy(stream.uniforms(n)).argsort()[:follow].sort().values
 
 
 def _last_step(journal: Journal, max_epsilon: float | None) -> int:

@@ -1,10 +1,16 @@
-"""What makes two calls the same run: plan, data set and model; and two records the same record."""
+"""What makes two calls the same run: plan, data set and model; and two records the same record.
+
+Another loss is no other run, and is warned of.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +24,7 @@ from torch.utils.data import Dataset, TensorDataset
 from epsilons.accounting.plan import Plan
 from epsilons.examples import Examples
 
+LOSS = "loss_fn"  # a change of it is warned of, the others are refused
 _HEX = 32  # hexadecimal digits of a record's digest
 _PROBES = 32  # examples of a data set that are looked at where it is not made of tensors
 
@@ -41,11 +48,44 @@ def identity(
     }
 
 
-def difference(then: dict[str, str], now: dict[str, str]) -> str:
-    """The first few differences in words; empty if there are none."""
+def loss_identity(loss_fn: Callable[..., Any]) -> str:
+    """Qualified name of a loss, and a digest of its source and of what it was made with."""
+    return f"{_kind(loss_fn)} {_digest(_sources(loss_fn))[:16]}"
+
+
+def _sources(part: Any, depth: int = 3) -> Iterator[bytes]:
+    """Names and sources of functions and objects, and the constants that they hold."""
+    if isinstance(part, bool | int | float | str | None):
+        yield repr(part).encode()
+    elif callable(part) and depth:
+        yield _kind(part).encode()
+        with suppress(OSError, TypeError):  # typed in, or written in C
+            yield inspect.getsource(part if inspect.isfunction(part) else type(part)).encode()
+        with suppress(ValueError):  # a variable of the closure that has no value yet
+            for held in _held(part):
+                yield from _sources(held, depth - 1)
+
+
+def _held(part: Any) -> list[Any]:
+    """What a partial, a closure or an object was made with."""
+    if isinstance(part, functools.partial):
+        return [part.func, *part.args, *part.keywords, *part.keywords.values()]
+    if inspect.isfunction(part):
+        return list(inspect.getclosurevars(part).nonlocals.values())
+    settings = getattr(part, "__dict__", {})
+    return [settings[name] for name in sorted(settings) if name[0] != "_" and name != "training"]
+
+
+def _kind(part: Any) -> str:
+    named = part if hasattr(part, "__qualname__") else type(part)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def difference(then: dict[str, str], now: dict[str, str], besides: str) -> str:
+    """The first few differences in words, besides one; empty if there are none."""
     changed = [
         f"{name} was {then.get(name, 'not there')} and is {now.get(name, 'not there')}"
-        for name in sorted(then.keys() | now.keys())
+        for name in sorted((then.keys() | now.keys()) - {besides})
         if then.get(name) != now.get(name)
     ]
     more = f", and {len(changed) - 3} more" if len(changed) > 3 else ""

@@ -1,4 +1,4 @@
-"""Keystream: secret random bits that a checkpoint can continue and a seed can repeat.
+"""Keystream: secret random bits, which a seed can repeat.
 
 AES-256 in counter mode (NIST SP 800-38A): whoever lacks the key cannot tell the bits from fair
 coins. Noise and sampling draw from streams of one key that never overlap.
@@ -11,8 +11,7 @@ import math
 import os
 import sys
 import weakref
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from torch import Tensor
 from epsilons.accounting import checks
 from epsilons.training.cipher import HAS_AES, round_keys
 
-_KEY_BYTES = 32
+KEY_BYTES = 32
 _BLOCK_BYTES = 16
 _PURPOSE_BYTES = 8
 _LENGTH = _BLOCK_BYTES << 64  # bytes in a stream: the block counter has 64 bits
@@ -43,8 +42,8 @@ class Keystream:
     is destroyed there, and the process is compared at every draw.
 
     `Keystream.secret(purpose)` has a key from the operating system, `Keystream.seeded(seed,
-    purpose)` one that everybody who knows the seed can compute. The key is in no `repr` and is
-    not pickled; it leaves by `state()` alone.
+    purpose)` one that everybody who knows the seed can compute. The key is in no `repr`, and the
+    stream can't be pickled or copied.
 
     >>> stream = Keystream.seeded(7, b"noise")
     >>> stream
@@ -58,9 +57,9 @@ class Keystream:
     def __init__(
         self, key: bytes | bytearray, purpose: bytes, *, position: int = 0, seeded: bool = False
     ) -> None:
-        if len(key) != _KEY_BYTES:
+        if len(key) != KEY_BYTES:
             raise ValueError(
-                f"the key has {len(key)} bytes; AES-256 takes {_KEY_BYTES}. "
+                f"the key has {len(key)} bytes; AES-256 takes {KEY_BYTES}. "
                 "Use Keystream.secret(purpose) for a key from the operating system."
             )
         self._nonce = _nonce(purpose)
@@ -76,7 +75,7 @@ class Keystream:
     @classmethod
     def secret(cls, purpose: bytes) -> Keystream:
         """A stream whose key comes from the operating system."""
-        return cls(os.urandom(_KEY_BYTES), purpose)
+        return cls(os.urandom(KEY_BYTES), purpose)
 
     @classmethod
     def seeded(cls, seed: int, purpose: bytes) -> Keystream:
@@ -84,24 +83,6 @@ class Keystream:
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise TypeError(f"seed={seed!r} must be an int; a secret key needs none")
         return cls(hashlib.sha256(_SEED_LABEL + b"%d" % seed).digest(), purpose, seeded=True)
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Keystream:
-        """The stream that `state()` described, continuing bit for bit."""
-        missing = {"key", "purpose", "position", "seeded"} - set(state)
-        if missing:
-            raise ValueError(f"the keystream's state lacks {sorted(missing)}; expected a state()")
-        key = state["key"]
-        if not isinstance(key, Tensor) or key.dtype != torch.uint8:
-            raise TypeError(
-                "the keystream's state holds no key as a uint8 tensor; expected state()"
-            )
-        return cls(
-            bytearray(key.tolist()),
-            str(state["purpose"]).encode("latin-1"),
-            position=state["position"],
-            seeded=state["seeded"],
-        )
 
     @property
     def purpose(self) -> bytes:
@@ -171,27 +152,14 @@ class Keystream:
         """The next `count` numbers, uniform on the multiples of 2⁻⁵³ in [0, 1)."""
         return (self.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
-    def state(self) -> dict[str, Any]:
-        """Key, purpose and position, for `torch.save` and `torch.load(…, weights_only=True)`.
-
-        Secret, unless the stream is seeded: write it with mode 0600 and delete it with the run.
-        """
-        self._alive()
-        return {
-            "key": torch.tensor(list(self._key), dtype=torch.uint8),
-            "purpose": self.purpose.decode("latin-1"),
-            "position": self._position,
-            "seeded": self._seeded,
-        }
-
     def destroy(self) -> None:
-        """Overwrite the keys; nothing can be read any more. Forks and states keep their own copy.
+        """Overwrite the keys; nothing can be read any more. Forks keep their own copy.
 
         So are the round keys that loops were given; the cipher's own expanded key is cleared by
         OpenSSL as its context is freed here. What the
         interpreter copied on the way (`os.urandom` returns immutable bytes) is out of reach.
         """
-        self._key[:] = bytes(_KEY_BYTES)
+        self._key[:] = bytes(KEY_BYTES)
         if self._round_keys is not None:
             self._round_keys.fill(0)
         self._cipher = None
@@ -205,7 +173,7 @@ class Keystream:
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a Keystream is not pickled or copied: its key would travel and its bits be used "
-            "twice. Use state() for a checkpoint, fork(purpose) for another stream."
+            "twice. Use fork(purpose) for another stream, and after a crash a new key."
         )
 
     def _ahead(self, count: int) -> CipherContext:

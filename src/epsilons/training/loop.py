@@ -25,7 +25,8 @@ from epsilons.training.checks import MixedExamples
 from epsilons.training.evaluation import to_device
 from epsilons.training.inspection import inspect_refresh
 from epsilons.training.interrupt import Interrupted
-from epsilons.training.keystream import Keystream, poisson_draw
+from epsilons.training.keys import Streams, destroy_keys, kept_key, new_key
+from epsilons.training.keystream import poisson_draw
 from epsilons.training.noise import GridNoise
 from epsilons.training.norms import LossFn, gradient_norms
 from epsilons.training.sampling import batch_of
@@ -60,7 +61,6 @@ class Loop:
     where: torch.device
     micro_batch: int | None
     pass_batch: int
-    identity: dict[str, str]
     environment: dict[str, str]
     loss: float = float("nan")
     refresh_seconds: float = 0.0
@@ -69,25 +69,35 @@ class Loop:
     def __post_init__(self) -> None:
         self.plan = self.run.plan
         self.journal = self.run.journal
-        self.releases = Releases(self.run.releases_file)
+        self.releases = Releases(self.run.releases_file, self.environment)
         self.norms: NDArray[np.float64] | None = None  # of all examples, as recorded
         self._held_at: int | None = None  # the step whose model they are of, if it is at hand
+        self._replaying = False  # with the key of an earlier sitting
         self._saved = time.monotonic()
 
     def take_up(self) -> None:
         """Start where the run stands: at its checkpoint, or at its beginning."""
+        charged, old = self.journal.steps_charged, None
         if self.run.checkpoint_file.exists():
             content = read_checkpoint(self.run.checkpoint_file)
             self.state.load(content)
-            same = content["environment"] == self.environment
-            if self.journal.steps_charged > self.state.step and not (
-                same and self.releases.known_until(self.state.step)
-            ):
-                self._renew()
-        elif self.journal.steps_charged:
-            self._renew()  # the keys are lost, so that nothing can be replayed
+            if self.state.step > charged:
+                raise ValueError(
+                    f"{self.run.path} has a checkpoint of step {self.state.step} and a journal "
+                    f"with {charged} steps charged: it was copied while a process was writing to "
+                    "it. Copy the folder again when none is"
+                )
+            old = self._streams(content["streams"])
+        step = self.state.step
+        if charged == step:
+            self.releases.begin(step)  # nothing beyond the checkpoint can have been released
+        replayed = self.releases.has(step)
+        if not self.releases.known_from(step) or (replayed and old is None):
+            self._renew()
+        elif old is not None and (replayed or self.seed is not None):
+            self.state.streams, self._replaying = old, self.seed is None
         else:
-            self._save()
+            self._take_key(self.journal.restarts)
         if self.journal.restarts:
             self.run.publish_plan()  # in case a crash came before
         self.norms = self._norms_at(self.state.step)
@@ -98,6 +108,8 @@ class Loop:
         False if it was charged before and has to be charged again first.
         """
         step = self.state.step
+        if self._replaying and not self.releases.has(step):
+            self._take_key(self.journal.restarts)
         self._refresh(step)
         if step == self.journal.steps_charged:
             self.journal.charge(step, self._range_end(step, last))
@@ -118,12 +130,16 @@ class Loop:
     def stop(self) -> None:
         """Save, so that the run can be resumed, and say so."""
         self._save()
+        if not self.releases.has(self.state.step):
+            destroy_keys(self.run.private)  # the next sitting takes a fresh one
         raise Interrupted(self.run.path, self.state.step)
 
     def finish_steps(self) -> None:
-        """After the last step: nothing is left to replay."""
+        """After the last step: nothing is left to replay, and no key is needed."""
         self._flush()
         self._save()
+        destroy_keys(self.run.private)
+        self.state.streams.destroy()
         self.run.save_timings(self.spent)
 
     def close(self) -> None:
@@ -143,7 +159,11 @@ class Loop:
         if due or self.norms is None:
             self._inspect(step)
             found = gradient_norms(
-                self.state.model, self.loss_fn, self.train, batch_size=self.pass_batch, seed=step
+                self.state.model,
+                self.loss_fn,
+                self.train,
+                batch_size=self.pass_batch,
+                seed=self.state.streams.pass_seed(step),
             )
             self._note_non_finite(step, np.flatnonzero(~np.isfinite(found)))
             self.norms = self._charged(found, step)
@@ -172,7 +192,8 @@ class Loop:
 
     def _step(self, step: int) -> None:
         state, phase = self.state, self.plan.phase(step)
-        indices = poisson_draw(state.sampling, self.plan.n, phase.sample_rate)
+        torch.manual_seed(state.streams.loss_seed(step))
+        indices = poisson_draw(state.streams.sampling, self.plan.n, phase.sample_rate)
         batch = to_device(batch_of(self.train, indices), self.where) if len(indices) else None
         losses: list[Tensor] = []
 
@@ -187,7 +208,7 @@ class Loop:
                 self.loss_fn,
                 Subset(self.train, state.followed.tolist()),
                 batch_size=self.pass_batch,
-                seed=step,
+                seed=state.streams.pass_seed(step),
             )
         norms = private_step(
             state.model,
@@ -195,7 +216,7 @@ class Loop:
             watched,
             batch,
             phase,
-            noise=_Witnessed(GridNoise(state.noise), self.releases, step),
+            noise=_Witnessed(GridNoise(state.streams.noise), self.releases, step),
             bounds=self._bounds(indices, phase.max_grad_norm),
             micro_batch=self.micro_batch,
         )
@@ -261,18 +282,36 @@ class Loop:
         self.state.sampled_norms, self.state.followed_norms = Pending(), Pending()
 
     def _renew(self) -> None:
-        """Take fresh noise and sampling from here on; what is replayed is charged again."""
+        """Take a fresh key from here on; what is replayed is charged again."""
         self._flush()
-        again = self.journal.restarts + 1
-        for purpose in ("sampling", "noise"):
-            getattr(self.state, purpose).destroy()
-            setattr(self.state, purpose, stream(self.seed, purpose, again))
-        # the old keys are gone before the journal goes back: a crash never leaves them with it
-        self._save()
+        # the old key is gone before the journal goes back: a crash never leaves it with it
+        self._take_key(self.journal.restarts + 1)
         self.journal.restart(self.state.step)
-        self.releases.forget_from(self.state.step)
+        self.releases.begin(self.state.step)
         self.run.publish_plan()
         self.norms = self._norms_at(self.state.step)
+
+    def _take_key(self, restarts: int) -> None:
+        """Draw from a fresh key, or from the seed's; a checkpoint says so before its first step."""
+        if self._replaying:
+            self.state.streams.destroy()
+        if self.seed is None:
+            self.state.streams = new_key(self.run.private)
+        else:
+            self.state.streams = Streams.seeded(self.seed, restarts)
+        self._save()
+        destroy_keys(self.run.private, but=self.state.streams.number)
+        self._replaying = False
+
+    def _streams(self, state: dict[str, Any]) -> Streams | None:
+        """The streams that a checkpoint speaks of; None if their key is gone."""
+        if self.seed is None:
+            streams = kept_key(self.run.private, state["key"])
+        else:
+            streams = Streams.seeded(self.seed, state["key"])
+        if streams is not None:
+            streams.seek(state)
+        return streams
 
     def _norms_at(self, step: int) -> NDArray[np.float64] | None:
         """The norms of all examples that held before `step`, from the journal."""
@@ -286,15 +325,8 @@ class Loop:
             self.run.append_line("non_finite.jsonl", json.dumps({"step": step, "ids": ids}))
 
     def _save(self) -> None:
-        self.state.save(self.run.checkpoint_file, self.identity, self.environment)
+        self.state.save(self.run.checkpoint_file)
         self._saved = time.monotonic()
-
-
-def stream(seed: int | None, purpose: str, again: int = 0) -> Keystream:
-    """The keystream of a run for one purpose; another one for every time it was restarted."""
-    if seed is None:
-        return Keystream.secret(purpose.encode())
-    return Keystream.seeded(seed + (again << 64), purpose.encode())
 
 
 class _Witnessed:

@@ -110,7 +110,7 @@ class GridNoise:
 class SecureNoise(GridNoise):
     """Noise that nobody can take away: the key comes from the operating system.
 
-    `keystream` continues an earlier one, e.g. from a checkpoint.
+    `keystream`: a secret one to draw from, by default a fresh one.
     """
 
     def __init__(self, keystream: Keystream | None = None) -> None:

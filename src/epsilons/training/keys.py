@@ -1,0 +1,94 @@
+"""The keys of a run: the streams of each, and the file that holds a secret one.
+
+A secret run takes a fresh key in every sitting, from the first step whose result is not on record.
+The key is on disk before its first step, so that a crash can be replayed, and is destroyed as soon
+as nothing has to be. Checkpoints hold positions in its streams, never the key.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from epsilons.files import destroy, sync
+from epsilons.training.keystream import KEY_BYTES, Keystream
+
+
+class Streams:
+    """What the steps draw from one key: coins, noise, and seeds for the loss (dropout).
+
+    `number` says which key it is: the name of its file or, in a seeded run, how often the run had
+    been restarted. Seeds depend on the key and the step alone, so that passes over the data that
+    only measure change no weight.
+    """
+
+    def __init__(self, number: int, key: Keystream) -> None:
+        self.number = number
+        self.sampling, self.noise = key.fork(b"sampling"), key.fork(b"noise")
+        self._losses, self._passes = key.fork(b"losses"), key.fork(b"passes")
+        key.destroy()
+
+    @classmethod
+    def seeded(cls, seed: int, restarts: int) -> Streams:
+        return cls(restarts, Keystream.seeded(seed + (restarts << 64), b"key"))
+
+    def loss_seed(self, step: int) -> int:
+        """A seed of torch's generators for what the loss draws at `step`."""
+        return _word_at(self._losses, step)
+
+    def pass_seed(self, step: int) -> int:
+        """The same for the passes before `step` that measure norms."""
+        return _word_at(self._passes, step)
+
+    def state(self) -> dict[str, Any]:
+        """Which key, and how far its streams were read: no secret."""
+        positions = {"sampling": self.sampling.position, "noise": self.noise.position}
+        return {"key": self.number, **positions}
+
+    def seek(self, state: dict[str, Any]) -> None:
+        self.sampling.seek(state["sampling"])
+        self.noise.seek(state["noise"])
+
+    def destroy(self) -> None:
+        for stream in (self.sampling, self.noise, self._losses, self._passes):
+            stream.destroy()
+
+
+def new_key(folder: Path) -> Streams:
+    """The streams of a fresh secret key, whose file (mode 0600) is on disk."""
+    key, number = os.urandom(KEY_BYTES), secrets.randbits(63)
+    # under its own name at once: a draft left by a crash would keep the key
+    descriptor = os.open(_file(folder, number), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(key)
+        file.flush()
+        os.fsync(descriptor)
+    sync(folder)
+    return Streams(number, Keystream(key, b"key"))
+
+
+def kept_key(folder: Path, number: int) -> Streams | None:
+    """The streams of a key whose file is there; None if it is not, or no longer."""
+    file = _file(folder, number)
+    key = file.read_bytes() if file.exists() else b""
+    if len(key) != KEY_BYTES or not any(key):
+        return None
+    return Streams(number, Keystream(key, b"key"))
+
+
+def destroy_keys(folder: Path, but: int | None = None) -> None:
+    """Overwrite and remove every key file, except of the key `but`."""
+    for file in folder.glob("key-*.bin"):
+        if but is None or file != _file(folder, but):
+            destroy(file)
+
+
+def _file(folder: Path, number: int) -> Path:
+    return folder / f"key-{number:016x}.bin"
+
+
+def _word_at(stream: Keystream, place: int) -> int:
+    stream.seek(8 * place)
+    return int(stream.words(1)[0] >> 1)  # torch takes signed seeds
