@@ -207,6 +207,35 @@ def test_a_median_norm_as_bound_is_charged_to_the_budget(tmp_path):
     assert (entry.epsilon, entry.delta) == (0.8, 1e-5)
 
 
+def test_an_epsilon_is_met_by_clip_bound_and_training_together(tmp_path):
+    """4.000 was said for the training alone; with its median for ε = 0.8 it had cost 4.103."""
+    asked = {"epsilon": 4.0, "noise_multiplier": None, "delta": 1e-5}
+    run = trained(tmp_path, data="digits", max_grad_norm="median", median_epsilon=0.8, **asked)
+    with Budget.of_run(run.path) as budget:
+        spent = budget.spent.releases
+    assert spent == run.plan.clip_bound
+    stated, ledger = (
+        json.loads((run.path / "public" / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("plan", "publications")
+    )
+    total = run.journal.worst_case(releases=spent)
+    assert 3.99 < total == run.plan.worst_case() == stated["worst_case"]["tight"] <= 4.0
+    assert ledger["total"]["epsilon"] == total
+    assert stated["parts"] == {"training": ledger["training"]["epsilon"],
+                               "clip_bound": ledger["clip_bound"]["epsilon"]}  # fmt: skip
+    assert ledger["training"]["epsilon"] < 3.95
+    assert ledger["clip_bound"]["epsilon"] == pytest.approx(0.8, rel=1e-6)
+    assert run.epsilons().worst_case == pytest.approx(total, rel=1e-9)
+
+
+def test_max_epsilon_counts_the_clip_bound(tmp_path):
+    asked = {"noise_multiplier": 1.0, "median_epsilon": 0.8, "steps": 20, "max_epsilon": 2.0}
+    run = trained(tmp_path, data="digits", max_grad_norm="median", **asked)
+    taken = run.journal.steps_charged
+    assert 0 < taken < 20
+    assert run.journal.worst_case() <= 2.0 < run.plan.worst_case(steps=taken + 1)
+
+
 def test_a_median_that_the_budget_can_not_pay_leaves_no_run(tmp_path):
     with pytest.raises(ValueError, match="more than is left"):
         trained(tmp_path, data="digits", max_grad_norm="median", median_epsilon=2.0)

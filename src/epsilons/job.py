@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import json
@@ -27,7 +28,7 @@ from epsilons.data import Data, digits, fewer
 from epsilons.files import private_file, private_folder, public_file
 from epsilons.models import network
 from epsilons.randomness import Randomness
-from epsilons.release import Budget, release_median_norm
+from epsilons.release import Budget, median_cost, release_median_norm
 from epsilons.runs import Run
 from epsilons.settings import Settings
 from epsilons.training import correct_class, fit, gradient_norms, supervised
@@ -63,8 +64,8 @@ def train(settings: Settings, out: str | os.PathLike[str]) -> Run:
     Beside what `fit` leaves: `public/settings.json` (settings and versions, without the paths)
     and `private/data.json` (paths, checksums of the files, number of files skipped). With
     `max_grad_norm = "median"` the clip bound is a private median of the norms at initialisation,
-    charged to the run's budget of publications beside the worst case. It is charged before it is
-    drawn; the same call after a crash takes the bound that was paid for.
+    charged to the run's budget, and part of the worst case: `epsilon` is met by both together. It
+    is charged before it is drawn; the same call after a crash takes the bound that was paid for.
     """
     out = Path(out)
     if (out / "private" / "journal.sqlite").exists():
@@ -79,10 +80,14 @@ def train(settings: Settings, out: str | os.PathLike[str]) -> Run:
     data = load(settings, base)
     model = _network(settings, data, base)
     found = inspect_start(model, _loss(settings), data.train)
-    bound = _median_norm(settings, model, data, out) if settings.max_grad_norm == "median" else None
+    plan = (
+        _plan_with_median(settings, model, data, out)
+        if settings.max_grad_norm == "median"
+        else settings.plan(len(data.examples))
+    )
     run = Run.create(
         out,
-        settings.plan(len(data.examples), bound),
+        plan,
         with_digests(data.examples, data.train),
         **found._asdict(),
         seed=settings.seed,
@@ -223,22 +228,28 @@ def _network(settings: Settings, data: Data, base: Path) -> nn.Module:
     return found
 
 
-def _median_norm(settings: Settings, model: nn.Module, data: Data, out: Path) -> float:
-    """The private median of the norms at initialisation, charged to the budget of the run to be."""
+def _plan_with_median(settings: Settings, model: nn.Module, data: Data, out: Path) -> Plan:
+    """The plan with a private median of the norms at initialisation as its clip bound.
+
+    It is charged to the budget of the run to be.
+    """
+    cost = median_cost(settings.median_epsilon, settings.median_delta).releases
     # refused before anything is paid for
-    Run.expect_planned(settings.plan(len(data.examples), bound=1.0), data.examples)
+    plan = settings.plan(len(data.examples), 1.0, cost)
+    Run.expect_planned(plan, data.examples)
     norms = gradient_norms(model, _loss(settings), data.train, batch_size=_PASS_BATCH)
     private_folder(out / "private")
     with Budget.of_run(out) as budget:
         try:
-            return release_median_norm(
+            median = release_median_norm(
                 norms, epsilon=settings.median_epsilon, delta=settings.median_delta, budget=budget
-            ).value
+            )
         except ValueError:
             if not budget.entries():
                 budget.discard()
                 Run.discard_unbegun(out)
             raise
+    return dataclasses.replace(plan, max_grad_norm=median.value)
 
 
 def _optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimizer:

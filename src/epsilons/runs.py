@@ -19,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from epsilons.accounting.composition import Releases
+from epsilons.accounting.composition import NOTHING, Releases
 from epsilons.accounting.individual import METHODS, Method
 from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons
@@ -210,6 +210,9 @@ class Run:
             return {
                 "plan": plan.to_dict(),
                 "worst_case": worst and {method: float(worst[method]) for method in METHODS},
+                "parts": {
+                    part: float(value) for part, value in (stated.get("parts") or {}).items()
+                },
                 "seed": stated["seed"],
                 "randomness": stated.get("randomness"),
                 "repeated_steps": int(stated.get("repeated_steps", 0)),
@@ -335,11 +338,19 @@ def _summary(
     seed: int | None,
     randomness: Mapping[str, str] | None,
 ) -> dict[str, Any]:
-    """What everyone may know; no worst case if the length is unknown or nothing is private."""
+    """What everyone may know; no worst case if the length is unknown or nothing is private.
+
+    `parts`: what training and clip bound cost alone, where the worst case has both.
+    """
     known = not plan.endless and plan.kind != "none"
+    parts = {
+        "training": plan.worst_case(steps=steps, releases=NOTHING),
+        "clip_bound": plan.clip_bound.epsilon(plan.delta),
+    }
     return {
         "plan": plan.to_dict(),
         "worst_case": {m: plan.worst_case(m, steps=steps) for m in METHODS} if known else None,
+        "parts": parts if known and plan.clip_bound_mu else None,
         "seed": seed,
         "randomness": randomness,
         "repeated_steps": repeated,
@@ -347,8 +358,12 @@ def _summary(
 
 
 def _differences(stated: dict[str, Any], true: dict[str, Any]) -> list[str]:
-    wrong = [name for name in true if name != "worst_case" and stated[name] != true[name]]
-    worst, ours = stated["worst_case"] or {}, true["worst_case"] or {}
+    priced = ("worst_case", "parts")
+    wrong = [name for name in true if name not in priced and stated[name] != true[name]]
+    worst, ours = (
+        {key: value for name in priced for key, value in (said[name] or {}).items()}
+        for said in (stated, true)
+    )
     if worst.keys() != ours.keys() or any(
         not LOW * ours[method] <= worst[method] <= HIGH * ours[method] for method in ours
     ):

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from epsilons.accounting.composition import NOTHING, Releases
 from epsilons.accounting.plan import Clipping, Plan, Rounding, Schedule
 
 # What the readers of data sets take; None: not given.
@@ -152,10 +153,16 @@ class Settings(BaseModel):
             raise ValueError(f"{where}: give epsilon (the worst case to meet) or noise_multiplier")
         return settings
 
-    def plan(self, n: int, bound: float | None = None) -> Plan:
-        """The plan of a run on n training examples; `bound` is what a median has come to."""
+    def plan(self, n: int, bound: float | None = None, clip_bound: Releases = NOTHING) -> Plan:
+        """The plan of a run on n training examples.
+
+        `bound` is what a median has come to, `clip_bound` what it cost: `epsilon` is met by both
+        together, so that the training gets what the median leaves.
+        """
         constants = {key: getattr(self, key) for key in _PLAN_KEYS}
         constants["max_grad_norm"] = self.max_grad_norm if bound is None else bound
+        constants["clip_bound_mu"] = clip_bound.mu
+        constants["clip_bound_distance"] = clip_bound.distance
         changes = (phase.model_dump(exclude_none=True) for phase in self.phase)
         phases = tuple((change.pop("first_step"), change) for change in changes)
         if self.noise_multiplier is not None:

@@ -95,10 +95,13 @@ def test_a_value_above_the_planned_worst_case_is_not_cut_to_it(tmp_path):
     assert published.low <= mean <= published.high
 
 
-def test_a_ledger_is_renewed_only_where_something_was_let_out(tmp_path):
+def test_a_ledger_of_nothing_says_so_and_makes_no_budget(tmp_path):
     run = make_run(tmp_path / "run", n=40)
     renew_ledger(run)
-    assert not (run.path / "public" / "publications.json").exists()
+    page = json.loads((run.path / "public" / "publications.json").read_text(encoding="utf-8"))
+    assert (page["questions"], page["publications"], page["limit"]) == (0, [], None)
+    assert page["total"]["epsilon"] == page["training"]["epsilon"] == run.plan.worst_case()
+    assert page["releases"]["epsilon"] == page["clip_bound"]["epsilon"] == 0
     assert not (run.path / "private" / "budget.sqlite").exists()
 
 

@@ -9,6 +9,7 @@ from folders import make_run, train
 
 from epsilons import Examples
 from epsilons.accounting.composition import gaussian_epsilon
+from epsilons.accounting.printed import epsilon_text
 from epsilons.randomness import Randomness
 from epsilons.release import (
     owner_statement,
@@ -122,7 +123,7 @@ def test_the_text_guarantees_the_worst_case_only(after):
     one, _ = after
     text = statement_text(one)
     guarantee, observed = text.split("What this training did")
-    worst, mine = (f"{math.ceil(x * 1e4) / 1e4:.4f}" for x in (one.worst_case, one.individual))
+    worst, mine = map(epsilon_text, (one.worst_case, one.individual))
     assert "false-alarm rate of 1 %" in guarantee
     assert "all intermediate models" in guarantee
     assert worst in guarantee
@@ -177,8 +178,8 @@ def test_without_secret_noise_the_statement_is_against_those_who_can_not_compute
 def test_figures_are_rounded_up(after):
     one, _ = after
     shown = statement_text(replace(one, worst_case=1.00001, individual=0.50001))
-    assert "1.0001" in shown
-    assert "0.5001" in shown
+    assert "1.001" in shown
+    assert "0.501" in shown
 
 
 def test_json_has_no_infinity(after):

@@ -30,7 +30,14 @@ def epsilons(monkeypatch, capsys):
 def test_publish_prints_statistics_cost_and_total(folder, epsilons):
     code, out, _ = epsilons("publish", folder, "--epsilon", "0.8", "--quantiles", "0.5")
     assert code == 0
-    for word in ("mean", "0.5 quantile", "releases", "ε = 0.8", "total"):
+    for word in (
+        "mean",
+        "0.5 quantile",
+        "releases",
+        "ε = 0.8",
+        "worst case",
+        "consists of     training ε = ",
+    ):
         assert word in out
     code, out, err = epsilons("publish", folder, "--epsilon", "0.95", "--quantiles", "0.5")
     assert (code, out) == (2, "")

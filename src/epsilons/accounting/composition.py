@@ -60,6 +60,13 @@ class Releases:
         """The same, where `other` is known to be among them."""
         return Releases(max(self.mu, other.mu), max(self.distance, other.distance))
 
+    def without(self, other: Releases) -> Releases:
+        """The rest, where `other` is among them."""
+        if self.mu <= other.mu:
+            return NOTHING
+        rest = math.sqrt((self.mu - other.mu) * (self.mu + other.mu))
+        return Releases(rest, max(0.0, self.distance - other.distance))
+
     @property
     def gaussian(self) -> Releases:
         """The same with exactly Gaussian noise."""

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from epsilons.accounting.individual import METHODS
 from epsilons.accounting.plan import Plan
+from epsilons.accounting.printed import epsilon_text
 from epsilons.cli.show import warn_of_delta
 
 
@@ -38,7 +39,7 @@ def plan(
                 f"--epochs {epochs:g} is not one step of --batch-size {batch_size} among --n {n}; "
                 f"expected at least {found.sample_rate:g}"
             )
-        worst = (f"{found.worst_case(m):.4f}" for m in METHODS)
+        worst = (epsilon_text(found.worst_case(m)) for m in METHODS)
         table.add_row(method, f"{found.noise_multiplier:.5f}", *worst)
     assert found is not None
     warn_of_delta(delta, n)

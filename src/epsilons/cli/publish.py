@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from epsilons.accounting.printed import epsilon_text
+from epsilons.cli.show import parts_line
 from epsilons.release import Budget, Estimate, Limit, Statistics, releases_of
 from epsilons.release import publish as release
 from epsilons.release.statistics import METHODS, QUANTILES
@@ -64,9 +66,11 @@ def publish(
     console = Console(highlight=False)
     console.print(table)
     console.print(
-        f"releases        ε = {spent.epsilon(fixed.delta):.4f} of {fixed.epsilon:g} at "
+        f"releases        ε = {epsilon_text(spent.epsilon(fixed.delta))} of {fixed.epsilon:g} at "
         f"δ = {fixed.delta:g}; a further question may cost ε = {left:g} at δ = {delta:g}",
-        f"total           ε = {total:.4f} at δ = {folder.plan.delta:g} per record, with training",
+        f"worst case      ε = {epsilon_text(total)} at δ = {folder.plan.delta:g} per record, "
+        "everything included",
+        *parts_line(folder, until=folder.plan.steps),
         f"written         {folder.path / 'public'}",
         sep="\n",
         soft_wrap=True,

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from rich.console import Console
 
+from epsilons.accounting.composition import NOTHING
+from epsilons.accounting.printed import epsilon_text
 from epsilons.accounting.results import Epsilons
 from epsilons.examples import Examples
 from epsilons.release import meaningful, person_worst_case, persons, releases_of
@@ -42,10 +44,10 @@ def person_line(run: Run) -> str:
     at, releases = run.plan.delta, releases_of(run)
     now = person_worst_case(run, most, releases)
     end = person_worst_case(run, most, releases, until=run.plan.steps)
-    later = "" if run.plan.endless or end == now else f" so far; at the end {end:.3f}"
+    later = "" if run.plan.endless or end == now else f" so far; at the end {epsilon_text(end)}"
     return (
-        f"per person      ε = {now:.3f} at δ = {at:g}{later} for up to {most} records together"
-        f"{'' if meaningful(now, at) else ': no meaningful guarantee'}"
+        f"per person      ε = {epsilon_text(now)} at δ = {at:g}{later} for up to {most} records "
+        f"together{'' if meaningful(now, at) else ': no meaningful guarantee'}"
     )
 
 
@@ -58,10 +60,10 @@ def owner_lines(run: Run, epsilons: Epsilons) -> list[str]:
     nothing = "" if meaningful(found.worst_case, found.delta) else ": no meaningful guarantee"
     return [
         f"owners          {len(found)} with {least} to {most} records, half with at most {half}",
-        f"worst owner     ε = {found.worst_case:.3f} for {most} records together, whatever they "
-        f"contain{nothing}",
+        f"worst owner     ε = {epsilon_text(found.worst_case)} for {most} records together, "
+        f"whatever they contain{nothing}",
         "combined ε      "
-        + "  ".join(f"{q:.0%} ≤ {found.quantile(q):.3f}" for q in (0.5, 0.9, 1.0))
+        + "  ".join(f"{q:.0%} ≤ {epsilon_text(float(found.quantile(q)))}" for q in (0.5, 0.9, 1.0))
         + " of the owners, all their records together",
     ]
 
@@ -69,6 +71,18 @@ def owner_lines(run: Run, epsilons: Epsilons) -> list[str]:
 def small_bound_line(epsilons: Epsilons) -> list[str]:
     """What is to be said where everyone is at the worst case; private."""
     return [] if epsilons.small_bound is None else [f"clip bound      {epsilons.small_bound}"]
+
+
+def parts_line(run: Run, until: int | None = None) -> list[str]:
+    """What the worst case of a run consists of; nothing if it is the training alone."""
+    plan, releases = run.plan, releases_of(run)
+    if not releases.mu or plan.kind == "none":
+        return []
+    training = run.journal.worst_case(until=until, releases=NOTHING)
+    others = {"clip bound": plan.clip_bound, "publications": releases.without(plan.clip_bound)}
+    parts = [f"training ε = {epsilon_text(training)}"]
+    parts += [f"{k} ε = {epsilon_text(r.epsilon(plan.delta))}" for k, r in others.items() if r.mu]
+    return [f"consists of     {', '.join(parts)}, which compose to less than their sum"]
 
 
 def print_epsilons(
@@ -82,8 +96,8 @@ def print_epsilons(
     `public`, `private`: further lines, above and below the one that says so.
     """
     console.print(
-        f"worst case      ε = {epsilons.worst_case:.3f} at δ = {epsilons.delta:g} per record "
-        f"(method {epsilons.method})",
+        f"worst case      ε = {epsilon_text(epsilons.worst_case)} at δ = {epsilons.delta:g} "
+        f"per record (method {epsilons.method})",
         *public,
         PRIVATE,
         *private,
@@ -100,7 +114,10 @@ def print_distribution(console: Console, epsilons: Epsilons) -> None:
         f"{epsilons.at_worst_case.mean():.1%} at the worst case",
         *small_bound_line(epsilons),
         "quantiles       "
-        + "  ".join(f"{q:.0%} ≤ {epsilons.quantile(q):.3f}" for q in (0.1, 0.3, 0.5, 0.7, 0.9)),
+        + "  ".join(
+            f"{q:.0%} ≤ {epsilon_text(float(epsilons.quantile(q)))}"
+            for q in (0.1, 0.3, 0.5, 0.7, 0.9)
+        ),
         sep="\n",
         soft_wrap=True,
     )

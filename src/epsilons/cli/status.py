@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from epsilons.cli.show import PRIVATE, owner_lines, person_line, small_bound_line
+from epsilons.accounting.printed import epsilon_text
+from epsilons.cli.show import (
+    PRIVATE,
+    owner_lines,
+    parts_line,
+    person_line,
+    small_bound_line,
+)
+from epsilons.release import releases_of
 from epsilons.runs import Run
 
 
@@ -22,14 +30,20 @@ def status(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> N
     state = "finished" if opened.finished else f"not finished{way_on}"
     of = "" if plan.endless else f" of {plan.steps}"
     again = f", and {journal.repeated} more that were repeated" if journal.repeated else ""
-    end = "" if plan.endless else f"; at the end {journal.worst_case(until=plan.steps):.3f}"
+    releases = releases_of(opened)
+    total = journal.worst_case(releases=releases)
+    end = ""
+    if not plan.endless:
+        last = journal.worst_case(until=plan.steps, releases=releases)
+        end = f"; at the end {epsilon_text(last)}"
     sealed = ", sealed" if verified.sealed else ""
     Console(highlight=False).print(
         f"run             {opened.path} ({state})",
         f"steps           {verified.steps}{of} charged{again}",
         f"kind            {epsilons.kind}, clipping {plan.clipping}, {plan.n} examples",
-        f"worst case      ε = {epsilons.worst_case:.3f} at δ = {epsilons.delta:g} so far{end} "
+        f"worst case      ε = {epsilon_text(total)} at δ = {epsilons.delta:g} so far{end} "
         f"per record (method {epsilons.method})",
+        *parts_line(opened, until=plan.steps),
         person_line(opened),
         f"randomness      {journal.randomness}",
         f"chain           OK, {verified.entries} entries{sealed}",

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from epsilons.accounting.printed import epsilon_text
 from epsilons.cli.machine import print_json
 from epsilons.cli.show import PRIVATE, print_distribution, warn_of_delta
 from epsilons.release import Total
@@ -56,14 +57,15 @@ def _print(found: Total) -> None:
         table.add_row(
             part.name,
             f"{part.steps}{of}",
-            f"{part.worst_case:.3f}",
+            epsilon_text(part.worst_case),
             str(part.releases),
             "secret" if part.randomness.secret else "not secret",
         )
     console.print(table)
     console.print(
-        f"together        ε = {found.worst_case:.3f} at δ = {eps.delta:g} (method {eps.method}), "
-        "worst case per record, clip bounds and publications included"
+        f"together        ε = {epsilon_text(found.worst_case)} at δ = {eps.delta:g} "
+        f"(method {eps.method}), worst case per record, clip bounds and publications "
+        "included"
     )
     for names in found.common:
         console.print(

@@ -12,6 +12,7 @@ from rich.console import Console
 from epsilons.cli.show import (
     accuracy_line,
     owner_lines,
+    parts_line,
     person_line,
     print_epsilons,
     warn_of_delta,
@@ -41,7 +42,7 @@ def train(
     if settings.max_grad_norm == "median":
         talk.print(
             f"max_grad_norm: a median for ε = {settings.median_epsilon:g} at "
-            f"δ = {settings.median_delta:g}, charged to the budget of publications"
+            f"δ = {settings.median_delta:g}; its cost is part of the worst case"
         )
     from epsilons import job
 
@@ -56,7 +57,7 @@ def print_run(path: Path, carry_out: Callable[[], Run]) -> None:
         console = Console(highlight=False)
         epsilons = run.epsilons()
         private = [*accuracy_line(run.test), *owner_lines(run, epsilons)]
-        print_epsilons(console, epsilons, [person_line(run)], private)
+        print_epsilons(console, epsilons, [*parts_line(run), person_line(run)], private)
     except KeyboardInterrupt as stopped:
         raise KeyboardInterrupt(f"{str(stopped) or 'stopped'}: {_way_on(path)}") from None
     console.print(f"run folder      {run.path}", soft_wrap=True)

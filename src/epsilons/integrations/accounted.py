@@ -18,6 +18,7 @@ from epsilons.accounting.results import Epsilons
 from epsilons.examples import Examples
 from epsilons.files import private_file
 from epsilons.randomness import Randomness
+from epsilons.release.ledger import renew_ledger
 from epsilons.runs import Run
 from epsilons.training import gradient_norms
 from epsilons.training.checks import MixedExamples
@@ -68,6 +69,7 @@ class Accounted:
             **found._asdict(),
             randomness=randomness,
         )
+        renew_ledger(self.run)
         self._model, self._loss_fn, self._dataset = model, loss_fn, dataset
         self._batch_size, self._collate, self._resting = batch_size, collate_fn, resting
         self._on_grid = on_grid
@@ -139,4 +141,5 @@ class Accounted:
             with private_file(self.run.model_file) as file:
                 torch.save(self._model.state_dict(), file)
             self.run.journal.seal()
+            renew_ledger(self.run)
             self._closed = True

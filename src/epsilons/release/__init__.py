@@ -1,7 +1,7 @@
 """What leaves the curator's hands: to the owner, and to everyone; and the budget that guards it."""
 
 from epsilons.release.budget import Budget, Cost, Limit, OverBudget, releases_of
-from epsilons.release.clip_bound import ClipBound, release_median_norm
+from epsilons.release.clip_bound import ClipBound, median_cost, release_median_norm
 from epsilons.release.ledger import renew_ledger, verify_ledger, write_ledger
 from epsilons.release.owner import Statement, meaningful, owner_statement
 from epsilons.release.persons import Persons, person_worst_case, persons
@@ -30,6 +30,7 @@ __all__ = [
     "Statistics",
     "Total",
     "meaningful",
+    "median_cost",
     "owner_statement",
     "person_worst_case",
     "persons",

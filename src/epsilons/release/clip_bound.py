@@ -37,6 +37,11 @@ class ClipBound:
             raise ValueError("this run's budget holds another clip bound of the same cost")
 
 
+def median_cost(epsilon: float, delta: float) -> Cost:
+    """What the median costs that is (ε, δ)-DP."""
+    return Cost.of(epsilon, delta, two_stage_draws(1))
+
+
 def release_median_norm(
     norms: ArrayLike, *, epsilon: float = 0.1, delta: float = 1e-5, budget: Budget | None = None
 ) -> ClipBound:
@@ -49,7 +54,7 @@ def release_median_norm(
     values = np.asarray(norms, dtype=np.float64)
     if values.ndim != 1:
         raise ValueError(f"norms of shape {values.shape} must be (n,)")
-    cost = Cost.of(epsilon, delta, two_stage_draws(1))
+    cost = median_cost(epsilon, delta)
     least = _LEAST_IN_NOISE * two_stage_noise(1, cost.mu)
     if len(values) < least:
         raise ValueError(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from epsilons.accounting.composition import NOTHING, Releases
+from epsilons.accounting.plan import Plan
 from epsilons.files import public_file
 from epsilons.release.budget import LEDGER, Budget, Entry, Limit, Spent, recorded
 from epsilons.release.persons import person_worst_case
@@ -51,10 +52,27 @@ def write_ledger(run: Run, budget: Budget) -> Path:
 
 
 def renew_ledger(run: Run) -> None:
-    """Bring the public ledger up to date, if anything was let out: training may have gone on."""
+    """Bring the public ledger up to date: training may have begun, or gone on.
+
+    Where nothing was let out it says so, and no budget is made.
+    """
     if Spent.of_run(run.path).questions:
         with Budget.of_run(run.path) as budget:
             write_ledger(run, budget)
+    else:
+        _write_first(run, _page(run, [], None))
+
+
+def _write_first(run: Run, page: dict[str, Any]) -> None:
+    """Write the ledger of a run that has let nothing out, unless someone did so meanwhile."""
+    file = run.path / "public" / LEDGER
+    try:
+        overtaken = file.exists() and _knows_more(file, page)
+    except (ValueError, KeyError, TypeError):
+        overtaken = False
+    if not overtaken:
+        _write(file, page)
+        _write(file.with_name(CHECKSUMS), _checksums(file.parent))
 
 
 def verify_ledger(run: Run) -> None:
@@ -122,17 +140,18 @@ def _page(run: Run, entries: Sequence[Entry], limit: Limit | None) -> dict[str, 
         "questions": len(entries),
         "answered": sum(entry.answer is not None for entry in entries),
         # what the individual ε's are worth that statistics are published of
-        "kind": run.journal.kind,
+        "kind": run.journal.kind if entries else None,
         "training": {
-            "epsilon": plan.worst_case(steps=steps, releases=NOTHING),
+            "epsilon": _known(plan, steps, NOTHING),
             "delta": plan.delta,
             "steps": sum(steps),
             "repeated_steps": run.journal.repeated,
         },
+        "clip_bound": {"epsilon": plan.clip_bound.epsilon(plan.delta), "delta": plan.delta},
         "releases": {"epsilon": releases.epsilon(at), "delta": at},
         "limit": limit and asdict(limit),
         "total": {
-            "epsilon": plan.worst_case(steps=steps, releases=releases),
+            "epsilon": _known(plan, steps, releases),
             "delta": plan.delta,
             "composition": _COMPOSITION,
             "per": "record",
@@ -150,7 +169,7 @@ def _per_person(run: Run, releases: Releases) -> dict[str, Any] | None:
     found = person_worst_case(run, most, releases, until=run.plan.steps)
     return {
         "records": most,
-        "epsilon": found if math.isfinite(found) else None,
+        "epsilon": None if _unknown(run.plan, run.journal.charged()) else _finite(found),
         "delta": run.plan.delta,
     }
 
@@ -161,6 +180,22 @@ def _digest(file: Path) -> str:
 
 def _knows_more(ledger: Path, page: dict[str, Any]) -> bool:
     return _knowledge(json.loads(ledger.read_text(encoding="utf-8"))) > _knowledge(page)
+
+
+def _known(plan: Plan, steps: Sequence[int], releases: Releases) -> float | None:
+    return (
+        None if _unknown(plan, steps) else _finite(plan.worst_case(steps=steps, releases=releases))
+    )
+
+
+def _unknown(plan: Plan, steps: Sequence[int]) -> bool:
+    """Whether nobody knows how many steps there will be, and none is taken: no 0 is stated."""
+    return plan.endless and not sum(steps)
+
+
+def _finite(epsilon: float) -> float | None:
+    """JSON has no ∞: None, without a bound."""
+    return epsilon if math.isfinite(epsilon) else None
 
 
 def _knowledge(page: dict[str, Any]) -> tuple[int, int, int]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from html import escape
 
+from epsilons.accounting.printed import epsilon_text, percent_text
 from epsilons.release.owner import FALSE_ALARMS, Record, Statement, meaningful
 
 _STYLE = """
@@ -60,18 +60,18 @@ def _sections(statement: Statement) -> list[tuple[str, list[str]]]:
         first = (
             f"At a false-alarm rate of {100 * FALSE_ALARMS:g} %, {nobody} the model and all "
             f"intermediate models detects {what} with a probability {'' if secret else 'not '}"
-            f"above {_percent(statement.guarantee)}."
+            f"above {percent_text(statement.guarantee, 2)}."
         )
     else:
         first = (
             f"There is no meaningful guarantee for {what}: at a false-alarm rate of "
             f"{100 * FALSE_ALARMS:g} %, the bound on the probability of detecting "
-            f"{'them' if several else 'it'} is {_percent(statement.guarantee)}."
+            f"{'them' if several else 'it'} is {percent_text(statement.guarantee, 2)}."
         )
     guarantee = [
         first,
         f"This is the worst case {per}, and holds whatever the record{'s' if several else ''} "
-        f"contain{'' if several else 's'}: ε = {_number(statement.worst_case)} at "
+        f"contain{'' if several else 's'}: ε = {epsilon_text(statement.worst_case)} at "
         f"δ = {statement.delta:g}.",
     ]
     roughly = " approximately" if statement.kind == "estimate" else ""
@@ -81,8 +81,8 @@ def _sections(statement: Statement) -> list[tuple[str, list[str]]]:
     observed = [
         f"Along the training that took place, with its models held fixed and the sampling and the "
         f"noise drawn anew, the bound for {what} would be{roughly} "
-        f"{_percent(statement.along_trajectory)}{nothing}: ε = {_number(statement.individual)} "
-        f"{per} at δ = {statement.delta:g}.",
+        f"{percent_text(statement.along_trajectory, 2)}{nothing}: "
+        f"ε = {epsilon_text(statement.individual)} {per} at δ = {statement.delta:g}.",
         "This describes the training observed. It is not a guarantee about what someone who has "
         "seen the models can find out; only the figure above is.",
     ]
@@ -134,12 +134,12 @@ def _figures(statement: Statement) -> list[tuple[str, str]]:
     if (count := len(statement.records)) > 1:
         together = f"all {count} records together"
         rows = [
-            (f"per person, {together}: worst case ε", _number(statement.worst_case)),
-            (f"per person, {together}: ε", _number(statement.individual)),
+            (f"per person, {together}: worst case ε", epsilon_text(statement.worst_case)),
+            (f"per person, {together}: ε", epsilon_text(statement.individual)),
         ]
     else:
-        rows.append(("per record: worst case ε, all included", _number(statement.worst_case)))
-    training = _number(statement.training_worst_case)
+        rows.append(("per record: worst case ε, all included", epsilon_text(statement.worst_case)))
+    training = epsilon_text(statement.training_worst_case)
     rows.append(("per record: worst case ε, training alone", training))
     for record in statement.records:
         rows += _record(record)
@@ -162,15 +162,6 @@ def _steps(statement: Statement) -> str:
 
 def _record(record: Record) -> list[tuple[str, str]]:
     return [
-        (f"record {record.id}: ε, all included", _number(record.epsilon)),
-        (f"record {record.id}: ε, training alone", _number(record.training_epsilon)),
+        (f"record {record.id}: ε, all included", epsilon_text(record.epsilon)),
+        (f"record {record.id}: ε, training alone", epsilon_text(record.training_epsilon)),
     ]
-
-
-def _number(epsilon: float) -> str:
-    """ε rounded up: a bound may be loose but not low."""
-    return f"{math.ceil(epsilon * 1e4) / 1e4:.4f}" if math.isfinite(epsilon) else "no bound"
-
-
-def _percent(probability: float) -> str:
-    return f"{math.ceil(probability * 1e4) / 100:.2f} %"

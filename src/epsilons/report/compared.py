@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from epsilons.accounting.printed import epsilon_text
 from epsilons.analysis import BoundRow, Comparison, Headline, compare, figures
 from epsilons.files import private_file
 from epsilons.report.charts import Chart, chart, rows_height
@@ -63,6 +64,8 @@ def shown(name: str, value: float | None, private: bool) -> str:
         return "–"
     if any(word in name for word in ("share", "accuracy", "success", "positives")):
         return percent(value)
+    if "worst case" in name or "≤" in name:
+        return epsilon_text(value)
     return f"{value:.1f}\u00a0%" if "%" in name else f"{value:.3f}"
 
 
@@ -81,7 +84,8 @@ def _charts(found: Comparison) -> list[Chart]:
     if rows:
         told = "; ".join(
             f"{row.label}: median ε {float(row.epsilons.quantile(0.5)):.3f}, "
-            f"{percent(row.at_worst_case)} at the worst case {row.epsilons.worst_case:.3f}"
+            f"{percent(row.at_worst_case)} at the worst case "
+            f"{epsilon_text(row.epsilons.worst_case)}"
             for row in rows
         )
         charts.append(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from epsilons.accounting.composition import NOTHING, Releases
 from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons
 from epsilons.analysis import (
@@ -27,7 +28,7 @@ from epsilons.analysis import (
     other_clip_bounds,
 )
 from epsilons.randomness import Randomness
-from epsilons.release import Persons, persons
+from epsilons.release import Persons, persons, releases_of
 from epsilons.runs import Run
 
 # A column with more labels than this names single records rather than groups.
@@ -41,12 +42,15 @@ class Findings:
     """What was found in a run. A part that could not be had is None, with its reason in `missing`.
 
     `summaries`: one per column of groups, the one with the largest gap first. `crossed`: the
-    intersections of the first two.
+    intersections of the first two. `total`: worst case of the training so far, the clip bound and
+    all publications; `parts`: what each of them costs alone, where there are several.
     """
 
     name: str
     plan: Plan
     epsilons: Epsilons
+    total: float
+    parts: dict[str, float]
     steps: int
     seed: int | None
     randomness: Randomness
@@ -92,6 +96,7 @@ def findings(run: Run) -> Findings:
             return None
 
     private = epsilons.kind != "none"
+    releases = releases_of(run)
     summaries = []
     for column, labels in examples.groups.items():
         if len(set(labels.tolist())) > MOST_GROUPS:
@@ -109,6 +114,8 @@ def findings(run: Run) -> Findings:
         name=run.path.resolve().name,
         plan=run.plan,
         epsilons=epsilons,
+        total=run.journal.worst_case(releases=releases),
+        parts=_parts(run, releases) if private else {},
         steps=run.journal.steps_charged,
         seed=run.seed,
         randomness=run.journal.randomness,
@@ -141,6 +148,13 @@ def _estimate(run: Run, epsilons: Epsilons) -> EstimateError:
         return estimate_error(run, epsilons=epsilons)
     except ValueError:
         return fewer_refreshes(run)
+
+
+def _parts(run: Run, releases: Releases) -> dict[str, float]:
+    plan = run.plan
+    others = {"clip bound": plan.clip_bound, "publications": releases.without(plan.clip_bound)}
+    found = {name: part.epsilon(plan.delta) for name, part in others.items() if part.mu}
+    return {"training": run.journal.worst_case(releases=NOTHING), **found} if found else {}
 
 
 def _anchor(run: Run) -> dict[str, Any]:

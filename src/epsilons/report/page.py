@@ -12,6 +12,7 @@ from typing import Any
 
 import jinja2
 
+from epsilons.accounting.printed import epsilon_text, percent_text
 from epsilons.analysis import figures
 from epsilons.analysis.figures.style import short
 from epsilons.files import private_file
@@ -54,7 +55,7 @@ def render_report(found: Findings) -> str:
         kicker=f"report on {found.name}",
         f=found,
         eps=eps,
-        guess=sentences.guess(eps.worst_case, eps.delta),
+        guess=sentences.guess(found.total, eps.delta),
         per_person=sentences.per_person(found.persons) if found.private else "",
         sure=sentences.sure(found),
         kind=sentences.KINDS[eps.kind],
@@ -79,6 +80,8 @@ def render(template: str, **values: Any) -> str:
     )
     environment.globals["inf"] = math.inf
     environment.filters |= {
+        "at_most": percent_text,
+        "bound": epsilon_text,
         "percent": sentences.percent,
         "short": short,
         "signed": sentences.signed,

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from epsilons.accounting.plan import Plan
+from epsilons.accounting.printed import epsilon_text
 from epsilons.accounting.results import Kind
 from epsilons.analysis.figures import published_intervals
 from epsilons.files import public_file
@@ -161,7 +162,7 @@ def _charts(found: Published) -> list[Chart]:
         charts.append(
             chart("quantiles", "Below which ε so many examples are",
                   f"Published with 95 % intervals: {said}. The worst case is "
-                  f"{found.worst_case:.3f}.",
+                  f"{epsilon_text(found.worst_case)}.",
                   lambda axes: published_intervals(axes, rows, found.worst_case),
                   height=rows_height(len(rows)))
         )  # fmt: skip
@@ -182,16 +183,18 @@ def _charts(found: Published) -> list[Chart]:
 
 
 def _worst_case(plan: Plan, summary: Mapping[str, Any], ledger: Mapping[str, Any] | None) -> float:
-    """As published with the statistics, else with the plan; ∞ if the run is not private."""
+    """The total as the ledger has it, else the plan's; ∞ if the run is not private."""
     if plan.kind == "none":
         return math.inf
     known = summary["worst_case"]
     planned = float(next(iter(known.values()))) if known else None
-    told = None if ledger is None else float(ledger["training"]["epsilon"])
+    stated = None if ledger is None else ledger["total"]["epsilon"]
+    told = None if stated is None else float(stated)
     if told is not None and planned is not None and told < planned * (1 - _SAME):
         raise ValueError(
-            f"publications.json states ε = {told:.4f} for the training, plan.json {planned:.4f}: "
-            "steps were repeated since. `epsilons report --public` renews it in the whole folder"
+            f"publications.json states ε = {epsilon_text(told)} in all, plan.json "
+            f"{epsilon_text(planned)}: steps were repeated since. `epsilons report --public` "
+            "renews it in the whole folder"
         )
     found = planned if told is None else told
     if found is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from epsilons.accounting.printed import epsilon_text
 from epsilons.analysis import (
     Attack,
     BoundRow,
@@ -90,10 +91,10 @@ def per_person(found: Persons | None) -> str:
     half, many, worst = (found.quantile(q) for q in (0.5, 0.9, 1.0))
     return (
         f"Per person it is weaker: {len(found):,} owners have {least} to {most} records, half of "
-        f"them at most {usual}. For {most} records "
-        f"together ε ≤ {found.worst_case:.3f}, whatever they contain{nothing}. Along this "
-        f"training all records of an owner together have ε ≤ {half:.3f} for half of the owners, "
-        f"≤ {many:.3f} for 90 %, and ≤ {worst:.3f} for the worst (bounds by RDP, for owners of "
+        f"them at most {usual}. For {most} records together ε ≤ {epsilon_text(found.worst_case)}, "
+        f"whatever they contain{nothing}. Along this training all records of an owner together "
+        f"have ε ≤ {epsilon_text(half)} for half of the owners, ≤ {epsilon_text(many)} for 90 %, "
+        f"and ≤ {epsilon_text(worst)} for the worst (bounds by RDP, for owners of "
         "several records some 10 % above their statements)."
     )
 
@@ -107,7 +108,7 @@ def per_person_published(found: Mapping[str, Any] | None) -> str:
         )
     epsilon = math.inf if found["epsilon"] is None else float(found["epsilon"])
     nothing = "" if meaningful(epsilon, found["delta"]) else ", which is no meaningful guarantee"
-    bound = f"ε ≤ {epsilon:.3f}" if math.isfinite(epsilon) else "no bound"
+    bound = f"ε ≤ {epsilon_text(epsilon)}" if math.isfinite(epsilon) else "no bound"
     records = f"{found['records']} records" if found["records"] > 1 else "the one record"
     return (
         f"Per person: {bound} at δ = {found['delta']:g} for {records} that one person has at "
@@ -123,9 +124,10 @@ def histogram(found: Findings) -> str:
     at_worst = float(eps.at_worst_case.mean())
     above = "" if at_worst >= 0.1 else f", 10 % above {high:.3f}"
     return (
-        f"Half of the examples have ε ≤ {middle:.3f}, {percent(middle / eps.worst_case, 0)} of the "
-        f"worst case {eps.worst_case:.3f}; 10 % are at or below {low:.3f}{above}, "
-        f"and {percent(at_worst)} are at the worst case itself."
+        f"Half of the examples have ε ≤ {epsilon_text(middle)}, "
+        f"{percent(middle / eps.worst_case, 0)} of the worst case {epsilon_text(eps.worst_case)}; "
+        f"10 % are at or below {epsilon_text(low)}{above}, and {percent(at_worst)} "
+        "are at the worst case itself."
     )
 
 
@@ -242,14 +244,15 @@ def course(found: EpsilonCourse) -> str:
     median = found.quantiles[0.5]
     return (
         f"After {found.steps[half]} of {found.steps[-1]} steps the worst case was "
-        f"{worst[half]:.3f} of {worst[-1]:.3f}, and the median of {found.n:,} examples "
+        f"{epsilon_text(worst[half])} of {epsilon_text(worst[-1])}, and the median of {found.n:,} "
+        "examples "
         f"{median[half]:.3f} of {median[-1]:.3f}. Theirs is from refreshed norms alone; the "
         "median of everyone, from all norms that were recorded, stands further up."
     )
 
 
 def methods(found: EpsilonCourse) -> str:
-    ends = [f"{name} {float(values[-1]):.3f}" for name, values in found.worst_case.items()]
+    ends = [f"{name} {epsilon_text(values[-1])}" for name, values in found.worst_case.items()]
     text = f"The same run, the same guarantee, by method: {', '.join(ends)}."
     if len(ends) > 1:
         best = min(float(values[-1]) for values in found.worst_case.values())
@@ -358,8 +361,8 @@ def advice(found: Findings) -> list[tuple[str, str]]:
         lines.append(
             (
                 "Train for fewer steps, or with more noise",
-                f"This lowers everyone’s ε. Half of the steps: {float(worst[half]):.3f} instead "
-                f"of {float(worst[-1]):.3f} for the worst case.",
+                f"This lowers everyone’s ε. Half of the steps: {epsilon_text(worst[half])} instead "
+                f"of {epsilon_text(worst[-1])} for the worst case.",
             )
         )
     if found.epsilons.kind == "estimate":

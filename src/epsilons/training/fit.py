@@ -19,6 +19,7 @@ from epsilons.examples import Examples
 from epsilons.files import alone_in, destroy, private_file
 from epsilons.journal import Journal
 from epsilons.randomness import Randomness
+from epsilons.release.ledger import renew_ledger
 from epsilons.runs import Run
 from epsilons.training.checkpoint import State
 from epsilons.training.environment import environment, usable_device
@@ -132,10 +133,12 @@ def fit(
                 if run.journal.identity is None:
                     run.journal.identify(me)
                 loop.take_up()
+                renew_ledger(run)
                 last = _last_step(run.journal, max_epsilon)
                 with training_bar(run.journal, last) as show:
                     while state.step < last:
                         if not loop.advance(last):
+                            renew_ledger(run)
                             last = _last_step(run.journal, max_epsilon)
                         accuracy = None
                         if evaluate_every and test is not None and state.step % evaluate_every == 0:

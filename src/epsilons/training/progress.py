@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import TextColumn
 
+from epsilons.accounting.printed import epsilon_text
 from epsilons.journal import Journal
 from epsilons.terminal import counting
 
@@ -38,7 +39,7 @@ def training_bar(
                 # of a step ahead, so that what is shown is never too small
                 until = min(last, done - 1 + every)
                 epsilon = journal.worst_case(until=until)
-            public = f"ε so far {epsilon:.2f}, refresh {refresh:.1f} s"
+            public = f"ε so far {epsilon_text(epsilon)}, refresh {refresh:.1f} s"
             right_so_far = "" if accuracy is None else f", accuracy {accuracy:.1%}"
             show(done, facts=f"{public}; private: loss {loss:.3f}{right_so_far}")
             at = done
@@ -46,4 +47,4 @@ def training_bar(
         try:
             yield advance
         finally:
-            show(at, facts=f"ε so far {epsilon:.2f}")
+            show(at, facts=f"ε so far {epsilon_text(epsilon)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.axes import Axes
 
+from epsilons.accounting.printed import epsilon_text
 from epsilons.analysis.course import EpsilonCourse, NormCourse
 from epsilons.analysis.figures.style import (
     BLUE,
@@ -75,7 +76,7 @@ def course_of_worst_case(axes: Axes, course: EpsilonCourse) -> None:
     for k, (method, values) in enumerate(course.worst_case.items()):
         axes.plot(steps, np.append(0.0, values), color=(ORANGE, INK)[k % 2], linestyle=DASHES[k],
                   marker=MARKERS[k], markersize=3.5, linewidth=1.6,
-                  label=f"{method}: {values[-1]:.3f}")  # fmt: skip
+                  label=f"{method}: {epsilon_text(values[-1])}")  # fmt: skip
     axes.set_xlim(0, 1.02 * steps[-1])
     axes.set_ylim(bottom=0)
     axes.set_xlabel("step")

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from numpy.typing import NDArray
 
+from epsilons.accounting.printed import epsilon_text
 from epsilons.accounting.results import Epsilons
 from epsilons.analysis.estimates import EstimateError
 from epsilons.analysis.figures.style import BLUE, INK, ORANGE, bare, short, words
@@ -34,7 +35,7 @@ def epsilon_histogram(axes: Axes, epsilons: Epsilons) -> None:
         words(axes, f"{share * 100:.0f} %", (at, height * top), va="top",
               ha="left" if right else "right", xytext=(3 if right else -3, 0))  # fmt: skip
     axes.axvline(worst, color=ORANGE, linewidth=2)
-    axes.set_title(f"worst case {worst:.2f}", loc="right", color=ORANGE,
+    axes.set_title(f"worst case {epsilon_text(worst)}", loc="right", color=ORANGE,
                    fontsize=axes.xaxis.label.get_fontsize())  # fmt: skip
     axes.set_xlabel(f"ε of an example (δ = {short(epsilons.delta)})")
     axes.set_ylabel("examples")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
+from epsilons.accounting.printed import epsilon_text
 from epsilons.analysis.figures.style import BLUE, ORANGE, bare, wrapped
 
 Named = tuple[str, float, float, float]  # name, value, low, high
@@ -20,7 +21,7 @@ def published_intervals(axes: Axes, rows: Sequence[Named], worst_case: float) ->
     axes.errorbar(values, places, xerr=np.abs(ends - values), fmt="o", color=BLUE, markersize=4,
                   elinewidth=1.5, capsize=3)  # fmt: skip
     axes.axvline(worst_case, color=ORANGE, linewidth=2)
-    axes.set_title(f"worst case {worst_case:.2f}", loc="right", color=ORANGE,
+    axes.set_title(f"worst case {epsilon_text(worst_case)}", loc="right", color=ORANGE,
                    fontsize=axes.xaxis.label.get_fontsize())  # fmt: skip
     axes.set_yticks(places, wrapped([name for name, _, _, _ in rows]))
     axes.set_ylim(-0.6, len(rows) - 0.4)
