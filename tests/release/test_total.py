@@ -5,12 +5,14 @@ import json
 import math
 import shutil
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from epsilons import Examples, Plan, Run, individual_epsilons
 from epsilons.accounting.composition import Releases, composed_epsilon
+from epsilons.accounting.printed import epsilon_text
 from epsilons.cli import main
 from epsilons.randomness import Randomness
 from epsilons.release import Budget, Cost, owner_statement, statement_text, total
@@ -172,7 +174,9 @@ def test_an_owner_s_records_are_added_up_over_runs(tmp_path):
     assert both.worst_case == pytest.approx(one.worst_case, rel=1e-9)
     assert both.individual == pytest.approx(one.individual, rel=1e-9)
     assert [r.epsilon for r in both.records] == pytest.approx([r.epsilon for r in one.records])
-    assert "the trainings of 1 other runs" in statement_text(both)
+    assert f"the training of {tmp_path / 'b'}" in statement_text(both)
+    said = statement_text(replace(both, worst_case=2.0))
+    assert "nobody who sees all models of all these runs detects your 2 records" in said
     assert (both.unmatched, both.elsewhere) == (0, 0)
 
     records = digests(IDS)
@@ -185,8 +189,8 @@ def test_an_owner_s_records_are_added_up_over_runs(tmp_path):
     assert some.records[1].epsilon > alone.records[1].epsilon
     assert some.worst_case > both.worst_case  # three records of theirs
     said = statement_text(some)
-    assert "1 of your records could not be found in all of these runs" in said
-    assert "1 records of yours in the other runs are not in this one" in said
+    assert "Records of yours, 1 in number, could not be found in all of these runs" in said
+    assert "Records of yours in the other runs, 1 in number, are not in this one" in said
 
 
 def test_the_verb_prints_the_total_and_no_individual_value(tmp_path, monkeypatch, capsys):
@@ -205,7 +209,7 @@ def test_the_verb_prints_the_total_and_no_individual_value(tmp_path, monkeypatch
     code, shown = typed("total", "a", "b", "--out", "eps.csv")
     assert code == 0, shown.err
     found = total([Run.open(tmp_path / "a"), Run.open(tmp_path / "b")])
-    assert f"together        ε = {found.worst_case:.3f} at δ = 1e-05" in shown.out
+    assert f"together        ε = {epsilon_text(found.worst_case)} at δ = 1e-05" in shown.out
     above, below = shown.out.split("for the curator alone")
     assert "promise only if every plan was fixed before the first run" in above
     assert "matched         12 examples" in below

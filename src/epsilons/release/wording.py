@@ -7,6 +7,7 @@ from html import escape
 from epsilons.accounting.printed import epsilon_text, percent_text
 from epsilons.release.owner import FALSE_ALARMS, Record, Statement, meaningful
 
+_MODELS = "the model and all intermediate models"
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 1rem/1.5 system-ui, sans-serif; max-width: 42rem; margin: 2rem auto; padding: 0 1rem; }
@@ -57,10 +58,11 @@ def _sections(statement: Statement) -> list[tuple[str, list[str]]]:
     secret = statement.randomness.secret
     if statement.meaningful:
         nobody = "nobody who sees" if secret else "whoever can't compute the noise and sees"
+        models = "all models of all these runs" if statement.others else _MODELS
         first = (
-            f"At a false-alarm rate of {100 * FALSE_ALARMS:g} %, {nobody} the model and all "
-            f"intermediate models detects {what} with a probability {'' if secret else 'not '}"
-            f"above {percent_text(statement.guarantee, 2)}."
+            f"At a false-alarm rate of {100 * FALSE_ALARMS:g} %, {nobody} {models} detects {what} "
+            f"with a probability {'' if secret else 'not '}above "
+            f"{percent_text(statement.guarantee, 2)}."
         )
     else:
         first = (
@@ -94,7 +96,7 @@ def _sections(statement: Statement) -> list[tuple[str, list[str]]]:
     if several:
         observed.append("Your records are bounded together by taking them out one after the other.")
     others = statement.others
-    added = f", the trainings of {len(others)} other runs ({', '.join(others)})" if others else ""
+    added = f", the training of {', '.join(others)}" if others else ""
     folders = "these runs' folders" if others else "this run's folder"
     includes = [
         f"Included: the training of this run, {_steps(statement)}{added}, and the clip bounds and "
@@ -106,13 +108,14 @@ def _sections(statement: Statement) -> list[tuple[str, list[str]]]:
     ]
     if statement.unmatched:
         includes.append(
-            f"{statement.unmatched} of your records could not be found in all of these runs by id "
-            "and content: along the training, only this run's part is counted for them."
+            f"Records of yours, {statement.unmatched} in number, could not be found in all of "
+            "these runs by id and content: along the training, only this run's part is counted "
+            "for them."
         )
     if statement.elsewhere:
         includes.append(
-            f"{statement.elsewhere} records of yours in the other runs are not in this one: they "
-            "are part of the guarantee, and not of the figures along the training."
+            f"Records of yours in the other runs, {statement.elsewhere} in number, are not in this "
+            "one: they are part of the guarantee, and not of the figures along the training."
         )
     if not secret:
         guarantee.insert(
