@@ -73,6 +73,20 @@ def disk_is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+@contextmanager
+def needing_room(path: Path, way_out: str) -> Iterator[None]:
+    """An `OSError` in one sentence, with the way out, if the block finds the disk full."""
+    try:
+        yield
+    except (OSError, sqlite3.Error, RuntimeError) as error:
+        found: BaseException | None = error
+        while found is not None and not disk_is_full(found):
+            found = found.__cause__ or found.__context__  # torch raises another one on top
+        if found is None:
+            raise
+        raise OSError(f"no room is left on the disk of {path}. Make room, and {way_out}") from error
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)

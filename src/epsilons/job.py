@@ -25,7 +25,7 @@ from torch import nn
 from epsilons import data as readers
 from epsilons.accounting.plan import Plan
 from epsilons.data import Data, digits, fewer
-from epsilons.files import private_file, private_folder, public_file
+from epsilons.files import needing_room, private_file, private_folder, public_file
 from epsilons.models import network
 from epsilons.randomness import Randomness
 from epsilons.release import Budget, median_cost, release_median_norm
@@ -80,20 +80,21 @@ def train(settings: Settings, out: str | os.PathLike[str]) -> Run:
     data = load(settings, base)
     model = _network(settings, data, base)
     found = inspect_start(model, _loss(settings), data.train)
-    plan = (
-        _plan_with_median(settings, model, data, out)
-        if settings.max_grad_norm == "median"
-        else settings.plan(len(data.examples))
-    )
-    run = Run.create(
-        out,
-        plan,
-        with_digests(data.examples, data.train),
-        **found._asdict(),
-        seed=settings.seed,
-        randomness=Randomness.of_fit(settings.seed),
-    )
-    _store(run, settings, data, base)
+    with needing_room(out, "train again, in a new folder if this one holds a run"):
+        plan = (
+            _plan_with_median(settings, model, data, out)
+            if settings.max_grad_norm == "median"
+            else settings.plan(len(data.examples))
+        )
+        run = Run.create(
+            out,
+            plan,
+            with_digests(data.examples, data.train),
+            **found._asdict(),
+            seed=settings.seed,
+            randomness=Randomness.of_fit(settings.seed),
+        )
+        _store(run, settings, data, base)
     return _carried_out(run, settings, data, model)
 
 
@@ -150,6 +151,7 @@ def demo(out: str | os.PathLike[str]) -> Run:
     Sampling and noise are seeded, so that everyone sees the same figures. One that was stopped at
     `out` is gone on with.
     """
+    Run.discard_unbegun(out)
     data = digits()
     plan = Plan.for_epsilon(
         DEMO_EPSILON,
@@ -175,7 +177,7 @@ def demo(out: str | os.PathLike[str]) -> Run:
         test_examples=data.test_examples,
         correct_fn=correct_class,
         seed=DEMO_SEED,
-        resume=True,
+        resume=(Path(out) / "private" / "journal.sqlite").exists(),
     )
 
 

@@ -1,5 +1,6 @@
 """kill -9 at any moment: the run goes on as if nothing had been."""
 
+import errno
 import json
 import math
 import multiprocessing
@@ -24,6 +25,7 @@ import trained
 from torch import nn
 
 from epsilons import Run
+from epsilons.cli import main_of
 from epsilons.files import alone_in
 from epsilons.journal import Journal
 from epsilons.training import Interrupted, checkpoint, loop
@@ -323,6 +325,63 @@ def test_ctrl_c_by_a_program_of_its_own_is_exit_code_130(tmp_path):
     assert shown.returncode == 130
     assert "can be resumed" in shown.stderr
     assert "Traceback" not in shown.stderr
+
+
+def test_sigterm_stops_at_the_next_step_with_one_sentence_and_exit_code_143(tmp_path, capsys):
+    def terminate(step):
+        if step.number == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as ended:
+        main_of(lambda: trained.trained(tmp_path / "run", trained.plan(), on_step=terminate))
+    assert ended.value.code == 128 + signal.SIGTERM
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"stopped before step 6; {tmp_path / 'run'} can be resumed"]
+    run, weights = trained.trained(tmp_path / "run", trained.plan(), resume=True)
+    _, expected = trained.trained(tmp_path / "whole", trained.plan())
+    assert torch.equal(weights, expected)
+    assert run.journal.repeated == 0
+
+
+def fill_up_checkpoints(step, patch):
+    (step.run.private / ".checkpoint.pt.draft").symlink_to("/dev/full")
+
+
+def fill_up_journal(step, patch):
+    step.run.journal._chain._connection.execute("PRAGMA max_page_count = 1")
+
+
+def fill_up_releases(step, patch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    patch.setattr(checkpoint.os, "pwrite", full)
+
+
+@pytest.mark.parametrize("seed", [5, None])
+@pytest.mark.parametrize("fill_up", [fill_up_checkpoints, fill_up_journal, fill_up_releases])
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_with_more_room(tmp_path, fill_up, seed):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "CHECKPOINT_SECONDS", -1.0)
+
+        def full(step):
+            if step.number == 3:
+                fill_up(step, patch)
+
+        with pytest.raises(OSError, match=r"no room is left.*run\. Make room.*epsilons resume"):
+            trained.trained(tmp_path / "run", trained.plan(), seed=seed, on_step=full)
+    run, weights = trained.trained(tmp_path / "run", trained.plan(), seed=seed, resume=True)
+    assert (run.journal.charged(), run.journal.repeated) == ((12,), 0)
+    assert run.journal.verify().sealed
+    if seed is not None:
+        whole, expected = trained.trained(tmp_path / "whole", trained.plan())
+        assert torch.equal(weights, expected)
+        assert trained.entries(run) == trained.entries(whole)
+
+
+def test_resuming_where_nothing_was_begun_is_said(tmp_path, capsys):
+    trained.trained(tmp_path / "run", trained.plan(steps=1), resume=True)
+    assert capsys.readouterr().err == f"nothing to resume at {tmp_path / 'run'}: a new run begins\n"
 
 
 @pytest.mark.parametrize("lost", [None, "checkpoint.pt"])

@@ -6,11 +6,13 @@ One file per verb. Verbs by reader: `plan` (nobody's data); `owner` (one person)
 
 from __future__ import annotations
 
+import signal
 import sys
 import warnings
 from collections.abc import Callable
 from functools import wraps
 from importlib.metadata import version as installed_version
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -46,7 +48,9 @@ _VERBS = (
 
 
 def _stoppable(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb; Ctrl-C is one sentence and exit code 130, before typer makes something else of it.
+    """The verb; Ctrl-C is one sentence and exit code 130, SIGTERM the same and 143.
+
+    That is before typer makes something else of it.
 
     Files are written whole or not at all, and charges outlive the process: all can be asked again.
     """
@@ -58,7 +62,7 @@ def _stoppable(verb: Callable[..., None]) -> Callable[..., None]:
         except KeyboardInterrupt as stopped:
             said = str(stopped) or f"stopped; the same `epsilons {verb.__name__}` starts it again"
             Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(said)
-            raise typer.Exit(130) from None
+            raise typer.Exit(_exit_code(stopped)) from None
 
     return act
 
@@ -67,8 +71,23 @@ for verb in _VERBS:
     app.command()(_stoppable(verb))
 
 
+class _Terminated(KeyboardInterrupt):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.signal = number
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise _Terminated(number)
+
+
+def _exit_code(stopped: KeyboardInterrupt) -> int:
+    return 128 + int(getattr(stopped, "signal", signal.SIGINT))
+
+
 def main() -> None:
     """Run the command line."""
+    signal.signal(signal.SIGTERM, _terminate)
     main_of(app)
 
 
@@ -91,7 +110,7 @@ def _act(act: Callable[[], object], talk: Console) -> None:
         sys.exit(2)
     except KeyboardInterrupt as stopped:
         talk.print(f"{stopped}" if str(stopped) else "stopped")
-        sys.exit(130)
+        sys.exit(_exit_code(stopped))
 
 
 def _print_version(asked: bool) -> None:

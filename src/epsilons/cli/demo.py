@@ -27,9 +27,8 @@ def demo(
     try:
         run = job.demo(folder)
     except KeyboardInterrupt as stopped:
-        raise KeyboardInterrupt(
-            f"{str(stopped) or 'stopped'}: epsilons demo --out {folder}"
-        ) from None
+        stopped.args = (f"{str(stopped) or 'stopped'}: epsilons demo --out {folder}",)
+        raise
     epsilons = run.epsilons()
     report = write_report(run)
     console = Console(highlight=False)

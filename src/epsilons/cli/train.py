@@ -31,7 +31,7 @@ def train(
 ) -> None:
     """Train as a settings file says (for the curator: the run folder has a private half).
 
-    Ctrl-C stops between two steps; `epsilons resume` goes on.
+    Ctrl-C and SIGTERM stop between two steps; `epsilons resume` goes on.
     """
     settings = Settings.read(config, changes or ())
     talk = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -59,7 +59,8 @@ def print_run(path: Path, carry_out: Callable[[], Run]) -> None:
         private = [*accuracy_line(run.test), *owner_lines(run, epsilons)]
         print_epsilons(console, epsilons, [*parts_line(run), person_line(run)], private)
     except KeyboardInterrupt as stopped:
-        raise KeyboardInterrupt(f"{str(stopped) or 'stopped'}: {_way_on(path)}") from None
+        stopped.args = (f"{str(stopped) or 'stopped'}: {_way_on(path)}",)
+        raise
     console.print(f"run folder      {run.path}", soft_wrap=True)
 
 

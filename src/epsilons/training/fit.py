@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from epsilons.accounting import checks
 from epsilons.accounting.plan import Plan
 from epsilons.examples import Examples
-from epsilons.files import alone_in, destroy, private_file
+from epsilons.files import alone_in, destroy, needing_room, private_file
 from epsilons.journal import Journal
 from epsilons.randomness import Randomness
 from epsilons.release.ledger import renew_ledger
@@ -39,6 +40,7 @@ from epsilons.training.norms import LossFn, check_loss_fn, trainable
 from epsilons.training.progress import training_bar
 from epsilons.training.step import check_optimizer
 
+GO_ON = "go on: `epsilons resume {0}`, or fit(…, resume=True)"
 PASS_BATCH = 256  # examples at a time in passes over all of them
 
 
@@ -74,11 +76,11 @@ def fit(
     many steps the accuracy on `test` is shown. `max_epsilon` ends the run before the worst case
     would exceed it. With a `seed`, sampling and noise are reproducible, and no secret.
 
-    `resume=True` goes on with the unfinished run at `out`, if there is one. With a seed, the same
-    call after a crash or Ctrl-C ends with the same weights and the same journal; without, steps
-    that were released are replayed and the others have fresh noise: every step is charged at least
-    once, and no noise is used twice. A run of another plan, data set, model or seed, and one that
-    another process is training, are refused.
+    `resume=True` goes on with the unfinished run at `out`; if there is none, a new one begins, and
+    that is said. With a seed, the same call after a crash, Ctrl-C or SIGTERM ends with the same
+    weights and the same journal; without, steps that were released are replayed and the others
+    have fresh noise: every step is charged at least once, and no noise is used twice. A run of
+    another plan, data set, model or seed, and one that another process is training, are refused.
 
     Privacy: the weights after each step, and so the trajectory, are (ε, `plan.delta`)-DP for
     add/remove neighbours, with ε = `run.journal.worst_case()`: the plan's, unless steps had to be
@@ -102,7 +104,7 @@ def fit(
     here = environment(where)
     run = _opened(Path(out), me, seed) if resume else None
 
-    with ExitStack() as alone:
+    with ExitStack() as alone, needing_room(Path(out), GO_ON.format(out)):
         with torch.random.fork_rng(), interruptible() as interrupted:
             if run is None:
                 found = inspect_start(model, loss_fn, train)
@@ -145,8 +147,8 @@ def fit(
                             right = outcomes(model, loss_fn, correct_fn, test, PASS_BATCH, where)[1]
                             accuracy = None if right is None else float(right.mean())
                         show(state.step, loop.loss, accuracy, loop.refresh_seconds)
-                        if interrupted():
-                            loop.stop()
+                        if (signal := interrupted()) is not None:
+                            loop.stop(signal)
                 loop.finish_steps()
         _leave_behind(run, model, loss_fn, correct_fn, train, test, test_examples, where)
     return run
@@ -173,6 +175,8 @@ def _opened(out: Path, me: dict[str, str], seed: int | None) -> Run | None:
     """The unfinished run at `out`, if it is the same run; None if nothing was begun there."""
     if not (out / "private" / "journal.sqlite").exists():
         Run.discard_unbegun(out)
+        talk = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+        talk.print(f"nothing to resume at {out}: a new run begins")
         return None
     run = Run.open(out, writable=True)
     _expect_unfinished(run)

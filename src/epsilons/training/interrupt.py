@@ -1,4 +1,4 @@
-"""Ctrl-C stops a run at the next step, where it can be taken up again."""
+"""Ctrl-C and SIGTERM stop a run at the next step, where it can be taken up again."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ from types import FrameType
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run was stopped between two steps and can be resumed."""
+    """A run was stopped between two steps, by a signal, and can be resumed."""
 
-    def __init__(self, path: Path, step: int) -> None:
+    def __init__(self, path: Path, step: int, number: int) -> None:
         super().__init__(f"stopped before step {step}; {path} can be resumed")
         self.path = path
+        self.signal = number
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed since; a second Ctrl-C stops at once, as usual."""
+def interruptible() -> Iterator[Callable[[], int | None]]:
+    """The signal that came since, Ctrl-C's or SIGTERM; a second one stops at once, as usual."""
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
+        yield lambda: None
         return
-    pressed = False
+    received: int | None = None
 
     def note(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        if pressed:
+        nonlocal received
+        if received is not None:
             raise KeyboardInterrupt
-        pressed = True
+        received = number
 
-    before = signal.signal(signal.SIGINT, note)
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: pressed
+        yield lambda: received
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

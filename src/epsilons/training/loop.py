@@ -127,12 +127,12 @@ class Loop:
             self._save()
         return True
 
-    def stop(self) -> None:
+    def stop(self, signal: int) -> None:
         """Save, so that the run can be resumed, and say so."""
         self._save()
         if not self.releases.has(self.state.step):
             destroy_keys(self.run.private)  # the next sitting takes a fresh one
-        raise Interrupted(self.run.path, self.state.step)
+        raise Interrupted(self.run.path, self.state.step, signal)
 
     def finish_steps(self) -> None:
         """After the last step: nothing is left to replay, and no key is needed."""
