@@ -343,14 +343,16 @@ def _summary(
     `parts`: what training and clip bound cost alone, where the worst case has both.
     """
     known = not plan.endless and plan.kind != "none"
-    parts = {
-        "training": plan.worst_case(steps=steps, releases=NOTHING),
-        "clip_bound": plan.clip_bound.epsilon(plan.delta),
-    }
+    parts = None
+    if known and plan.clip_bound_mu:
+        parts = {
+            "training": plan.worst_case(steps=steps, releases=NOTHING),
+            "clip_bound": plan.clip_bound.epsilon(plan.delta),
+        }
     return {
         "plan": plan.to_dict(),
         "worst_case": {m: plan.worst_case(m, steps=steps) for m in METHODS} if known else None,
-        "parts": parts if known and plan.clip_bound_mu else None,
+        "parts": parts,
         "seed": seed,
         "randomness": randomness,
         "repeated_steps": repeated,

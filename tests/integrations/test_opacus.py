@@ -1,5 +1,6 @@
 """The Opacus loop as its users write it, with one line added."""
 
+import json
 import warnings
 
 import numpy as np
@@ -122,7 +123,13 @@ def test_worst_case_under_rdp_is_at_most_opacus_own(tmp_path, mode):
     with attach(
         model, optimizer, loader, loss_fn=LOSS, delta=1e-5, out=tmp_path / "run"
     ) as attached:
+        file = attached.run.path / "public" / "publications.json"
+        before = json.loads(file.read_text(encoding="utf-8"))
         loop(model, optimizer, criterion, loader)
+    after = json.loads(file.read_text(encoding="utf-8"))
+    # nobody knows how long the loop will be: no ε of 0 is stated
+    assert (before["total"]["epsilon"], before["publications"]) == (None, [])
+    assert after["total"]["epsilon"] == attached.run.journal.worst_case()
     worst = attached.run.epsilons(method="rdp").worst_case
     theirs = engine.get_epsilon(1e-5)
     assert 0.998 * theirs <= worst <= theirs * (1 + CUT_SHORT)

@@ -133,7 +133,19 @@ def test_private_half_is_closed_to_others(tmp_path):
     for file in private.iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     public = sorted(file.name for file in (run.path / "public").iterdir())
-    assert public == ["anchor.json", "plan.json"]
+    assert public == ["anchor.json", "checksums.json", "plan.json", "publications.json"]
+
+
+def test_the_public_ledger_is_there_before_the_first_step(tmp_path):
+    seen = []
+
+    def look(step):
+        file = step.run.path / "public" / "publications.json"
+        seen.append(json.loads(file.read_text(encoding="utf-8")))
+
+    trained(tmp_path / "run", plan(), on_step=look)
+    assert seen[0]["publications"] == []
+    assert seen[0]["total"]["epsilon"] == seen[0]["training"]["epsilon"] == plan().worst_case()
 
 
 def test_a_folder_in_use_is_refused_and_kept(tmp_path):

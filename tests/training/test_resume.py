@@ -471,6 +471,8 @@ def test_without_its_keys_a_run_charges_everything_again(tmp_path, lost, seed):
     assert stated["repeated_steps"] == 8
     assert stated["worst_case"]["tight"] == run.journal.worst_case()
     assert run.journal.worst_case() == trained.plan(steps=20).worst_case()
+    ledger = json.loads((run.path / "public" / "publications.json").read_text())
+    assert ledger["total"]["epsilon"] == run.journal.worst_case()
 
 
 def test_without_its_digests_a_replay_is_not_trusted(tmp_path):
