@@ -20,6 +20,7 @@ def make_run(
     phases=(),
     taken=None,
     columns=None,
+    owners=None,
     **plan,
 ):
     """A run with columns `class` (three, of growing difficulty) and `sex`.
@@ -33,7 +34,7 @@ def make_run(
                     levels=levels, phases=phases, **settings)  # fmt: skip
     label, sex, hard = _people(rng, n)
     people = _examples("train", label, sex)
-    examples = Examples(people.ids, groups=columns or people.groups)
+    examples = Examples(people.ids, owners, columns or people.groups)
     run = Run.create(path, run_plan, examples, randomness=Randomness.of_fit(None))
     chosen = np.sort(rng.choice(n, follow, replace=False))
     for first in range(0, steps if taken is None else taken, 10):

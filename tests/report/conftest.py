@@ -12,7 +12,9 @@ from made_runs import make_run
 
 @pytest.fixture(scope="session")
 def followed(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("pages") / "followed", follow=60)
+    """Of 400 records 6 are of one household, and 4 of another."""
+    owners = ["H6"] * 6 + ["H4"] * 4 + [f"single-{k}" for k in range(390)]
+    return make_run(tmp_path_factory.mktemp("pages") / "followed", follow=60, owners=owners)
 
 
 @pytest.fixture(scope="session")

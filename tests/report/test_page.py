@@ -7,6 +7,8 @@ import pytest
 from made_runs import make_run
 
 from epsilons import Examples, Plan, Run
+from epsilons.accounting.printed import epsilon_text
+from epsilons.release import persons
 from epsilons.report import write_report
 from epsilons.report.findings import findings
 from epsilons.report.page import render_report
@@ -26,6 +28,18 @@ def test_first_screen_answers_how_private_for_whom_and_how_sure(page, followed):
     assert "Checked on 60 examples" in first
     assert "For the curator’s eyes" in first
     assert first.index("For the curator’s eyes") < first.index("half of the records have ε")
+
+
+def test_first_card_says_per_record_and_per_person(page, followed):
+    """It once said "ε ≤ 2.000 ... for everyone" of a household with 17.63."""
+    card = page[page.index("How private?") : page.index("For whom?")]
+    found = persons(followed, followed.epsilons())
+    assert "per record" in card
+    assert "392 owners have 1 to 6 records" in card
+    assert f"Together, 6 have ε ≤ {epsilon_text(found.worst_case)}" in card
+    assert "no meaningful guarantee" in card
+    assert f"the worst ≤ {epsilon_text(found.quantile(1.0))}" in card
+    assert "for everyone" not in card
 
 
 def test_first_screen_and_body_say_the_same_of_the_gap(page):

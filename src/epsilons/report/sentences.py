@@ -19,6 +19,7 @@ from epsilons.analysis import (
     LossRelation,
     NormCourse,
 )
+from epsilons.analysis.figures.style import short
 from epsilons.analysis.groups import SMALL
 from epsilons.release import Persons, meaningful
 from epsilons.report.findings import Findings
@@ -76,43 +77,41 @@ def guess(epsilon: float, delta: float) -> float:
     return min(1.0, (1 + delta * small) / (1 + small))
 
 
-def per_person(found: Persons | None) -> str:
-    """What the records of one owner cost together; who has how many; how that is spread."""
+def per_person(found: Persons | None) -> list[str]:
+    """Who has how many records, what they cost together, and how that is spread."""
     if found is None:
-        return (
+        return [
             "Per person nothing is known, since the run has no owners: whoever has several records "
             "is protected less."
-        )
+        ]
     least, most = int(found.records.min()), int(found.records.max())
     if most == 1:
-        return f"Each of {len(found):,} owners has one record, so it holds per person too."
+        return [f"Each of {len(found):,} owners has one record, so it holds per person too."]
     nothing = "" if meaningful(found.worst_case, found.delta) else ": no meaningful guarantee"
     usual = int(np.quantile(found.records, 0.5, method="higher"))
-    half, many, worst = (found.quantile(q) for q in (0.5, 0.9, 1.0))
-    return (
+    half, many, worst = (epsilon_text(found.quantile(q)) for q in (0.5, 0.9, 1.0))
+    return [
         f"Per person it is weaker: {len(found):,} owners have {least} to {most} records, half of "
-        f"them at most {usual}. For {most} records together ε ≤ {epsilon_text(found.worst_case)}, "
-        f"whatever they contain{nothing}. Along this training all records of an owner together "
-        f"have ε ≤ {epsilon_text(half)} for half of the owners, ≤ {epsilon_text(many)} for 90 %, "
-        f"and ≤ {epsilon_text(worst)} for the worst (bounds by RDP, for owners of "
-        "several records some 10 % above their statements)."
-    )
+        f"them at most {usual}. Together, {most} have ε ≤ {epsilon_text(found.worst_case)}, "
+        f"whatever they contain{nothing}.",
+        f"All records of an owner together, along this training: half of the owners have "
+        f"ε ≤ {half}, 90 % ≤ {many}, the worst ≤ {worst} (bounds by RDP; for several records some "
+        "10 % above the owner’s statement).",
+    ]
 
 
 def per_person_published(found: Mapping[str, Any] | None) -> str:
-    """The same from what is public."""
+    """The guarantee per person from what is public."""
     if found is None:
-        return (
-            "Per person no bound is stated: how many records one person may have is not limited, "
-            "and whoever has several is protected less."
-        )
+        return "Per person no bound is stated: whoever has several records is protected less."
     epsilon = math.inf if found["epsilon"] is None else float(found["epsilon"])
-    nothing = "" if meaningful(epsilon, found["delta"]) else ", which is no meaningful guarantee"
-    bound = f"ε ≤ {epsilon_text(epsilon)}" if math.isfinite(epsilon) else "no bound"
-    records = f"{found['records']} records" if found["records"] > 1 else "the one record"
+    nothing = "" if meaningful(epsilon, found["delta"]) else ": no meaningful guarantee"
+    bound = f"ε ≤ {epsilon_text(epsilon)}" if math.isfinite(epsilon) else epsilon_text(epsilon)
+    several = f"{found['records']} records, the most that one may have"
+    one = "nobody has more than one record"
     return (
-        f"Per person: {bound} at δ = {found['delta']:g} for {records} that one person has at "
-        f"most{nothing}, with everything published."
+        f"Per person, everything together as well ({several if found['records'] > 1 else one}): "
+        f"{bound} at δ = {short(found['delta'])}{nothing}."
     )
 
 
