@@ -9,7 +9,7 @@ from made_runs import make_run
 
 from epsilons import Examples, Plan, Run
 from epsilons.accounting.printed import epsilon_text
-from epsilons.release import Budget, release_median_norm, releases_of
+from epsilons.release import Budget, release_median_norm, releases_of, renew_ledger
 from epsilons.release import publish as publish_true
 from epsilons.report import write_public_report
 
@@ -101,6 +101,16 @@ def test_the_page_says_what_the_journal_says_the_values_are_worth(tmp_path):
     assert "what the steps really used" not in page
     shutil.rmtree(run.path / "private")
     assert "Each individual ε is an estimate" in write_public_report(run.path).read_text("utf-8")
+
+
+def test_a_clip_bound_paid_for_before_training_claims_no_kind(tmp_path):
+    """The ledger is written before the first norms, which would make everything a bound."""
+    run = make_run(tmp_path / "run", n=400, taken=0)
+    with Budget.of_run(run.path) as budget:
+        release_median_norm(np.ones(400), epsilon=0.9, budget=budget)
+    renew_ledger(run)
+    ledger = json.loads((run.path / "public" / "publications.json").read_text())
+    assert (ledger["questions"], ledger["kind"], run.journal.kind) == (1, None, "bound")
 
 
 def test_where_nothing_is_published_no_kind_is_claimed(folder):

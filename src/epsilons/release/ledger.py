@@ -23,6 +23,7 @@ from epsilons.release.persons import person_worst_case
 from epsilons.runs import HIGH, LOW, Run
 
 CHECKSUMS = "checksums.json"
+EPSILONS = "individual epsilons"
 _LOOKS, _PAUSE = 20, 0.05  # seconds
 # Heads of chains go on by themselves, and are checked by them.
 _MOVING = {CHECKSUMS, "anchor.json", "budget_anchor.json"}
@@ -139,8 +140,9 @@ def _page(run: Run, entries: Sequence[Entry], limit: Limit | None) -> dict[str, 
     return {
         "questions": len(entries),
         "answered": sum(entry.answer is not None for entry in entries),
-        # what the individual ε's are worth that statistics are published of
-        "kind": run.journal.kind if entries else None,
+        # what the individual ε's are worth that statistics are published of; None if none are:
+        # a clip bound is paid for before the first norm is recorded
+        "kind": run.journal.kind if _about_epsilons(entries) else None,
         "training": {
             "epsilon": _known(plan, steps, NOTHING),
             "delta": plan.delta,
@@ -159,6 +161,10 @@ def _page(run: Run, entries: Sequence[Entry], limit: Limit | None) -> dict[str, 
         "per_person": _per_person(run, releases),
         "publications": [asdict(entry) for entry in entries],
     }
+
+
+def _about_epsilons(entries: Sequence[Entry]) -> bool:
+    return any(entry.question["statistics"] == EPSILONS for entry in entries)
 
 
 def _per_person(run: Run, releases: Releases) -> dict[str, Any] | None:

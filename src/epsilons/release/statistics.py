@@ -18,7 +18,7 @@ from scipy.special import ndtri
 from epsilons.accounting import checks
 from epsilons.files import disk_is_full
 from epsilons.release.budget import Budget, Cost, Limit
-from epsilons.release.ledger import write_ledger
+from epsilons.release.ledger import EPSILONS, write_ledger
 from epsilons.release.mechanisms import Size, noisy_size, noisy_sum
 from epsilons.release.quantiles import (
     CONFIDENCE,
@@ -116,7 +116,7 @@ def publish(
             f"would drown them below {least:.0f}. Ask for less, or with a larger ε."
         )
     question = {
-        "statistics": "individual epsilons",
+        "statistics": EPSILONS,
         "steps": sum(run.journal.charged()),
         "epsilon": epsilon,
         "delta": delta,

@@ -25,12 +25,12 @@ from epsilons.analysis.figures import published_intervals
 from epsilons.files import public_file
 from epsilons.randomness import Randomness
 from epsilons.release import renew_ledger
+from epsilons.release.ledger import EPSILONS
 from epsilons.report.charts import Chart, chart, rows_height
 from epsilons.report.page import TITLE, render
 from epsilons.report.sentences import guess, per_person_published
 from epsilons.runs import Run
 
-_EPSILONS = "individual epsilons"
 _BOUND = "median of initial gradient norms"
 _NOISE = "what is published of them carries noise, whose effect the intervals show."
 _WORTH: dict[str | None, tuple[str, str]] = {
@@ -114,7 +114,7 @@ def _published(run: Path) -> Published:
     answered = [
         entry for entry in (ledger or {}).get("publications", ()) if entry["answer"] is not None
     ]
-    parts = [e["answer"] for e in answered if e["question"]["statistics"] == _EPSILONS]
+    parts = [e["answer"] for e in answered if e["question"]["statistics"] == EPSILONS]
     bounds = [e["answer"] for e in answered if e["question"]["statistics"] == _BOUND]
     means = [part["everyone"]["mean"] for part in parts if part["everyone"]["mean"]]
     plan = Plan.from_dict(summary["plan"])
