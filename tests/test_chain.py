@@ -200,6 +200,7 @@ def test_sealed_while_a_reader_opens_it_the_sealed_file_is_read(tmp_path, monkey
     (tmp_path / "old").mkdir()
     for suffix in ("-wal", "-shm"):
         shutil.copy(tmp_path / f"j{suffix}", tmp_path / "old")
+    journal.restart(3)
     look = chain._at_this_moment
 
     def sealed_meanwhile(path):

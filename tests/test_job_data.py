@@ -13,7 +13,7 @@ from PIL import Image
 
 from epsilons import job
 from epsilons.data import digits
-from epsilons.release import Budget
+from epsilons.release import Budget, verify_ledger
 from epsilons.settings import Settings
 from epsilons.training import gradient_norms, supervised
 
@@ -205,6 +205,9 @@ def test_a_median_norm_as_bound_is_charged_to_the_budget(tmp_path):
     with Budget.of_run(run.path) as budget:
         (entry,) = budget.entries()
     assert (entry.epsilon, entry.delta) == (0.8, 1e-5)
+    verify_ledger(run)
+    ledger = json.loads((run.path / "public" / "publications.json").read_text(encoding="utf-8"))
+    assert ledger["kind"] == run.journal.kind == "estimate"  # at the beginning it was a bound
 
 
 def test_an_epsilon_is_met_by_clip_bound_and_training_together(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from epsilons import Run
 from epsilons.analysis import group_summary
 from epsilons.cli import main
-from epsilons.release import owner_statement
+from epsilons.release import owner_statement, verify_ledger
 
 STEPS = int(os.environ.get("EPSILONS_LIVE_STEPS", "500"))
 
@@ -48,6 +48,7 @@ def read(out):
     assert sum(next(run.journal.histories(sampled=False))[1]) == steps
     assert len(run.journal.refreshes) - steps // 5 in (0, 1)  # one is recorded before its charge
     assert len(group_summary(found, run.examples, run.test, "town").rows) == 2
+    verify_ledger(run)
     return run.verify()
 
 

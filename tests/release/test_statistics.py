@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def run(folder):
     """The run with a new budget."""
-    for file in (folder.path / "private").glob("budget.sqlite*"):
+    for file in folder.path.glob("*/budget*"):
         file.unlink()
     (folder.path / "public" / "publications.json").unlink(missing_ok=True)
     return folder

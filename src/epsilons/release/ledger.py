@@ -108,6 +108,7 @@ def _wrong(run: Run) -> str | None:
     try:
         stated = json.loads(content)
         now = json.loads(json.dumps(_page(run, budget.entries, budget.limit)))
+        now["kind"] = stated["kind"]  # of its moment: it changes with what is recorded
         earlier = stated["training"]["steps"] < now["training"]["steps"]
         untouched = budget.ledger is None and earlier and stated["publications"] == []
         return None if untouched or _alike(stated, now) else LEDGER

@@ -250,5 +250,6 @@ def _leave_behind(
     with private_file(run.model_file) as file:
         torch.save(model.state_dict(), file)
     run.journal.seal()
+    renew_ledger(run)  # what the individual ε's are worth is known only now
     destroy(run.releases_file)
     destroy(run.checkpoint_file)
