@@ -91,10 +91,9 @@ class Loop:
         step = self.state.step
         if charged == step:
             self.releases.begin(step)  # nothing beyond the checkpoint can have been released
-        replayed = self.releases.has(step)
-        if not self.releases.known_from(step) or (replayed and old is None):
+        if not self.releases.known_from(step) or (old is None and self.releases.has(step)):
             self._renew()
-        elif old is not None and (replayed or self.seed is not None):
+        elif old is not None:
             self.state.streams, self._replaying = old, self.seed is None
         else:
             self._take_key(self.journal.restarts)
