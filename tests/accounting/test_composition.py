@@ -128,6 +128,14 @@ def test_every_examples_epsilon_has_the_release_as_one_more_step(method):
     assert (found.delta, found.kind) == (alone.delta, alone.kind)
 
 
+def test_where_epsilon_is_large_no_more_of_delta_is_set_aside_than_needed():
+    """At ε ≈ 29.6 the distance needs 2 % of δ; half of it set aside would say 30.4."""
+    releases = Releases(0.171, 3.6e-20)
+    found = composed_epsilon(1.52, 180, 0.4942, 1.8e-5, releases=releases)
+    exactly = composed_epsilon(1.52, 180, 0.4942, 1.8e-5, releases=releases.gaussian)
+    assert exactly < found < exactly + 0.03
+
+
 def test_nothing_let_out_adds_nothing():
     assert composed_epsilon(1.5, 50, 0.05, DELTA, releases=NOTHING) == (
         composed_epsilon(1.5, 50, 0.05, DELTA)

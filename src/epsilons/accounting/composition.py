@@ -27,8 +27,9 @@ _MOST_MU = 1e3
 _HALVINGS = 200
 # Above every rounding error in the differences of normal probabilities below.
 _ROUNDING = 1 + 1e-9
-# Shares of δ set aside for the distance of the noise from a Gaussian: the first that is enough.
-_SHARES = (1e-6, 1e-3, 0.5)
+# Share of δ set aside for the distance of the noise from a Gaussian. Where it is not enough, it is
+# what the ε found needs, and a little more, since with less δ left ε is higher.
+_LEAST_SHARE, _ROOM, _TRIES = 1e-6, 1.01, 8
 
 Block = tuple[ArrayLike, ArrayLike]
 
@@ -83,11 +84,16 @@ class Releases:
         """
         if self.distance == 0:
             return delta
-        for share in _SHARES:
+        share = _LEAST_SHARE
+        for _ in range(_TRIES):
             left = delta * (1 - share)
-            if math.isfinite(self.kept(epsilon_at(left), delta, left)):
+            epsilon = epsilon_at(left)
+            if math.isfinite(self.kept(epsilon, delta, left)):
+                return left
+            share = _ROOM * (1 + math.exp(min(epsilon, 700.0))) * self.distance / delta
+            if share >= 1:
                 break
-        return left
+        return delta / 2
 
     def kept(self, epsilon: float, delta: float, left: float) -> float:
         """The ε found at the δ `left`, if it holds at δ with the noise as it is; else ∞."""
