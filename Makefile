@@ -42,7 +42,7 @@ browser: setup  ## the report in a real Chromium alone
 slow: setup  ## the full-size tests
 	$(BIN)/pytest -m slow
 
-soak: setup  ## 200 times kill -9 at random moments; readers beside 10,000 steps
+soak: setup  ## 200 times kill -9 at random moments, seeded and secret runs; readers beside 10,000 steps
 	EPSILONS_KILLS=200 $(BIN)/pytest tests/training/test_resume.py -k killed
 	EPSILONS_LIVE_STEPS=10000 $(BIN)/pytest tests/test_live.py
 

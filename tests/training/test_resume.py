@@ -82,6 +82,7 @@ def test_killed_at_random_moments_it_ends_as_if_never_interrupted(
     assert runs >= 1
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_a_secret_run_charges_all_and_draws_no_noise_twice(
     tmp_path, processes
 ):
