@@ -251,7 +251,7 @@ def test_norms_of_sampled_examples_hold_until_their_next_record(tmp_path):
             sample_rate=0.1, noise_std=3.0, max_grad_norm=2.0, delta=1e-5, method=method,
             levels=1024,
         )  # fmt: skip
-        assert (some.upper >= exact.values - 1e-9).all()
+        assert (some.values >= exact.values * (1 - 1e-4)).all()
 
 
 @pytest.mark.parametrize("only", [[], [3, 1], [2, 2], [-1, 0], [7]])

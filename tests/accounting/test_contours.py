@@ -3,7 +3,7 @@ import oracles
 import pytest
 from scipy.special import logsumexp
 
-from epsilons.accounting.contours import contour
+from epsilons.accounting.contours import NO_BOUND, contour
 from epsilons.accounting.cumulants import cumulants
 
 # c, h, nodes, s, p: small and large steps of norm, rare and frequent sampling, high contours
@@ -58,28 +58,65 @@ def test_the_tail_bound_is_not_below_the_best_shift_of_the_path(line, add):
     assert bound >= best - base - 0.05
 
 
+# c, h, nodes, s below, s, p: from nothing, one level to the next, wide apart, much and little drawn
+STEPS_OF_NORM = [
+    (7.0, 0.8, 12, 0.0, 0.05, 0.05),
+    (7.0, 0.8, 12, 0.1, 0.2, 0.05),
+    (40.0, 10.0, 20, 0.02, 0.03, 0.3),
+    (3.0, 0.4, 30, 0.99, 1.0, 0.01),
+    (1.8, 0.3, 40, 2.0, 2.01, 0.5),
+    (200.0, 30.0, 24, 0.0, 0.004, 0.2),
+    (5.0, 0.5, 16, 0.2, 0.25, 1.0),
+]
+
+
 @pytest.mark.parametrize("add", [False, True])
-def test_curvature_is_the_second_derivative_in_the_squared_norm(add):
-    c, h, nodes, p = 7.0, 0.8, 12, 0.05
-    q, width = 0.04, 1e-3
-    s = np.sqrt([q - width, q, q + width])
-    table = contour(c, h, nodes, s, np.full(3, p), add=add, curved=True)
-    start = cumulants(1 - c if add else c, s, p)
-    k = start[:, None] + table.log_ratio + 1j * table.phase
-    np.testing.assert_allclose(
-        table.curvature[1], abs(k[0] - 2 * k[1] + k[2]) / width**2, rtol=2e-3, atol=1e-6
-    )
+@pytest.mark.parametrize("line", STEPS_OF_NORM)
+def test_between_two_norms_the_chord_is_as_near_as_its_bound_says(line, add):
+    c, h, nodes, below, s, p = line
+    share = np.concatenate([[1e-4], np.linspace(0, 1, 33)])
+    q = below**2 + share * (s**2 - below**2)
+    table = contour(c, h, nodes, np.sqrt(q), np.full(q.size, p), add=add)
+    k = cumulants(1 - c if add else c, np.sqrt(q), p)[:, None] + table.log_ratio + 1j * table.phase
+    chord = k[1] + share[:, None] * (k[-1] - k[1])
+    ends = contour(c, h, nodes, np.array([s]), np.array([p]), add=add, below=np.array([below]))
+    gap, turn = ends.between.gap[0], ends.between.turn[0]
+    sure = gap < 0.1
+    assert sure[:4].all()
+    off = abs(k - chord).max(axis=0)[sure]
+    assert (off <= gap[sure] + 1e-12).all()
+    assert (gap[:4] <= 100 * abs(k - chord).max(axis=0)[:4] + 1e-9).all()
+    assert (abs(k[-1] - k[1])[sure] <= turn[sure] + 1e-12).all()
 
 
-def test_curvature_at_norm_zero_is_its_limit():
-    table = contour(7.0, 0.8, 12, np.array([0.0, 1e-4]), np.full(2, 0.3), add=False, curved=True)
-    np.testing.assert_allclose(table.curvature[0], table.curvature[1], rtol=1e-4)
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("line", STEPS_OF_NORM)
+def test_between_two_norms_the_tail_is_below_the_chord_of_its_bounds(line, add):
+    c, h, nodes, below, s, p = line
+    ends = contour(c, h, nodes, np.array([s]), np.array([p]), add=add, below=np.array([below]))
+    share = np.linspace(0.01, 0.99, 15)
+    q = below**2 + share * (s**2 - below**2)
+    beyond = contour(c, h, 4 * nodes, np.sqrt(q), np.full(q.size, p), add=add)
+    start = cumulants(1 - c if add else c, np.sqrt(np.append(q, [below**2, s**2])), p)
+    chord = start[-2] + share * (start[-1] - start[-2])
+    bound = ends.between.tail_below[0] + share * (ends.between.tail[0] - ends.between.tail_below[0])
+    found = np.exp(beyond.log_ratio) - beyond.error
+    assert (found[:, nodes:].max(axis=1) * np.exp(start[:-2] - chord) <= np.exp(bound)).all()
+    assert bound.max() < 1e-3
+
+
+def test_where_m_may_vanish_between_two_norms_nothing_is_bounded():
+    # few steps of much norm: |M| has zeros on the line, about which arg M jumps by π
+    given = (2.0, 0.3, 200, np.array([2.0]), np.array([0.1]))
+    gap = contour(*given, add=False, below=np.array([1.98])).between.gap[0]
+    assert gap[0] < 1
+    assert (gap[100:] == NO_BOUND).all()
 
 
 @pytest.mark.parametrize("add", [False, True])
 def test_sampling_everything_is_continuous_with_sampling_nearly_everything(add):
     given = (4.0, 0.7, 10, np.full(2, 0.2), np.array([1.0, 1 - 1e-9]))
-    table = contour(*given, add=add, curved=True)
+    table = contour(*given, add=add)
     np.testing.assert_allclose(table.log_ratio[0], table.log_ratio[1], atol=1e-6)
     np.testing.assert_allclose(table.phase[0], table.phase[1], atol=1e-6)
 

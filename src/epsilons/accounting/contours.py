@@ -15,14 +15,14 @@ which falls with ω because arg L > 0 in the upper half of the strip |Im x| < π
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from epsilons.accounting import threads
-from epsilons.accounting.cumulants import _negative_peak
+from epsilons.accounting.cumulants import _negative_peak, cumulants
 
 Array = NDArray[np.float64]
 
@@ -33,6 +33,8 @@ _RESTART = 32
 # Absolute error of an entry of M(t)/M(c): quadrature 1e-16, recurrence and summation the rest;
 # and of the angle ω·log L, per unit of it.
 _ENTRY_ERROR, _ANGLE_ERROR = 2e-14, 1e-15
+# Stands for an error that is not bounded: beside it e^K is worth nothing.
+NO_BOUND = 1e6
 
 
 @dataclass(frozen=True)
@@ -43,57 +45,150 @@ class Contour:
     phase: Array  # (rows, J): arg M(t_j), continuous along the line
     tail: Array  # (rows,): bound of log |M(c+iω)/M(c)| for all ω ≥ Jh
     error: Array  # (rows, J): bound of the absolute error of M(t_j)/M(c)
-    curvature: Array  # (rows, J), or (rows, 0) if not asked for: |∂²K(t_j)/∂q²|, q = s²
+    between: Between | None
+
+
+@dataclass(frozen=True)
+class Between:
+    """What holds for every norm from `below` to the row's own, if K is interpolated in q = s².
+
+    `tail` is a bound as that of `Contour`, linear in q between the two ends.
+    """
+
+    gap: Array  # (rows, J): bound of |K(t_j) − interpolated K(t_j)|; `NO_BOUND` if there is none
+    turn: Array  # (rows, J): bound of how much K(t_j) changes between the two ends
+    tail_below: Array  # (rows,): at the lower end, log of the bound of |M(c+iω)|, less K(c) there
+    tail: Array  # (rows,): and at the row itself
 
 
 def contour(
-    c: float, h: float, nodes: int, s: Array, p: Array, *, add: bool, curved: bool = False
+    c: float,
+    h: float,
+    nodes: int,
+    s: Array,
+    p: Array,
+    *,
+    add: bool,
+    below: Array | None = None,
 ) -> Contour:
     """K(t_j) − K(c) on the line Re t = c > 1, t_j = c + ijh, j < nodes, for the rows (s, p), s < ∞.
 
-    Λ(q) = e^{sx−q/2} with q = s² is a martingale in q, so d/dq E f(Λ) = ½E[Λ²f''(Λ)]. With
-    Y = pΛ/L, M_k = E[Y^k L^t] and t₍k₎ = t(t−1)…(t−k+1), the second derivative follows:
-
-        ∂²K/∂q² = (½t₍2₎M₂ + t₍3₎M₃ + ¼t₍4₎M₄)/M − (½t₍2₎M₂/M)².
+    `below` (rows,): the next smaller s with which K is to be interpolated, NaN where there is none.
     """
     rows = s.size
+    lower = np.full(rows, np.nan) if below is None else below
     out = Contour(
         log_ratio=np.zeros((rows, nodes)),
         phase=np.zeros((rows, nodes)),
         tail=np.zeros(rows),
         error=np.zeros((rows, nodes)),
-        curvature=np.zeros((rows, nodes if curved else 0)),
+        between=None,
     )
+    moments = np.zeros((rows, 6))  # of Y, Y², Y³, Y²(1−Y), Y³(1−Y), and the variance of Y²
+    tails = np.zeros((rows, 2))
+    shift = np.zeros(rows)
+    blur = np.zeros(rows)
 
     def part(k: int, n: int) -> None:
-        _table(k, n, c, h, s, p, add, out.log_ratio, out.phase, out.tail, blur, out.curvature)
+        given = (k, n, c, h, s, p, lower, add)
+        _table(*given, out.log_ratio, out.phase, out.tail, blur, moments, tails, shift)
 
-    blur = np.zeros(rows)
     threads.run(part, worthwhile=rows * nodes >= 2000)
     out.error[:] = _ENTRY_ERROR + _ANGLE_ERROR * blur[:, None] * (h * np.arange(nodes))
-    return out
+    if below is None:
+        return out
+    return replace(out, between=_between(c, h, s, p, below, out, moments, tails, shift, add=add))
+
+
+def _between(
+    c: float,
+    h: float,
+    s: Array,
+    p: Array,
+    below: Array,
+    line: Contour,
+    moments: Array,
+    tails: Array,
+    shift: Array,
+    *,
+    add: bool,
+) -> Between:
+    """Bounds over whole intervals of q = s², from moments at their upper ends alone.
+
+    Λ(q) = e^{sx−q/2} is a martingale in q, so d/dq E f(Λ) = ½E[Λ²f''(Λ)]. With Y = pΛ/L ∈ [0, 1]
+    and means ⟨·⟩ under the (complex) weight L^t it follows that, with t₂ = t(t−1),
+
+        ∂M/∂q = ½t₂⟨Y²⟩M,   ∂²K/∂q² = t₂⟨Y²(1−Y)(½ + (t−3/2)Y)⟩ + ¼t₂²(⟨Y⁴⟩ − ⟨Y²⟩²).
+
+    A mean under L^t is at most that of the modulus under L^{Re t} times M(Re t)/|M(t)|. The density
+    of log Λ(x) is at most √(q/x)·e^{(q−x)/8} times that of log Λ(q), x < q, and M(Re t) grows with
+    q: so the mean of what is ≥ 0 is at x at most √(q/x)·e^{(q−x)/8 + ΔK} times that at the upper
+    end q. From q' on, √(q/x) is ρ = 2√q/(√q + √q') on average, and no more than that in the
+    error of a chord, where it has the weight of Green's function. With μ = ⟨Y²⟩ at the upper
+    end, ⟨Y²⟩ is off it by at most √(mean of (Y²−μ)²)·M(Re t)/|M(t)|, and below the upper end
+    |M(t)|/M(Re t) would grow but for that: so it is bounded from below, and ∂²K/∂q² from above. A
+    chord is off by at most (Δq)²/8 times that.
+
+    For the tail, take N(d, −Ω) with d = κs: its log is κ²q/2 + log E[G], G = |L(x+id)^τ|,
+    τ = Re t + iΩ. Its second derivative in q is at least −X, X a polynomial in |τ|, κ and means of
+    |Y|^k ≤ (b·Y(x))^k under G, b = (1 − (1−cos D)/2)^{−½}, D = κq ≤ π/2. (The mean of the square
+    is no less than the square of the mean.) So it exceeds its chord by at most (Δq)²/8·X.
+    """
+    power = 1 - c if add else c
+    omega = h * np.arange(line.phase.shape[1])
+    t = power + 1j * omega
+    two = abs(t * (t - 1))
+    lower = np.nan_to_num(below, nan=0.0)
+    width = np.square(s) - np.square(lower)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        ratio = 2 * s / (s + lower)
+        rise = cumulants(power, s, p) - cumulants(power, lower, p)
+        mean = np.minimum(1.001 * moments * (ratio * np.exp(width / 8 + rise))[:, None], 1.0)
+        one, square, cube, near, nearer, spread = mean.T
+        w, off = width[:, None], np.sqrt(spread)[:, None]
+        least = np.exp(line.log_ratio) - line.error - w / 2 * (two + c * (c - 1)) * off
+        curvature = two * (near[:, None] / 2 + abs(t - 1.5) * nearer[:, None]) / least
+        curvature += np.square(two) / 2 * spread[:, None] / np.square(least)
+        gap = np.where(least > 0, np.minimum(np.square(w) / 8 * curvature, NO_BOUND), NO_BOUND)
+        turn = np.where(least > 0, w * two / 2 * (moments[:, 1:2] + off / least), np.inf)
+        # the chord of the tail
+        last = h * line.phase.shape[1]
+        size, kappa = math.hypot(power, last), shift
+        angle = kappa * np.square(s)
+        bent = 1 / np.sqrt(1 - (1 - np.cos(angle)) / 2)
+        excess = size**2 * (size + 1) * bent**3 * cube
+        excess += (size**2 * kappa + (1.5 + kappa) * size * (size + 1)) * bent**2 * square
+        excess += (1 + kappa) * kappa * size * bent * one
+        grow = bent * last * angle * one
+        grow += (0.174 * (c - 1) if add else 0.7 * c * one) * np.square(angle)
+        extra = np.square(width) / 8 * excess * np.exp(np.minimum(grow, 700.0))
+        # never above |M(c+iω)| ≤ M(c), which the interpolation misses by `gap`
+        top = np.minimum(tails[:, 1] + extra, gap[:, 0])
+        bottom = np.minimum(tails[:, 0] + extra, gap[:, 0])
+        straight = p == 1.0  # K is linear in q
+    last_tail = np.where(straight, line.tail, top)
+    first_tail = np.where(straight, -np.square(last * lower) / 2, bottom)
+    gap[straight | (p == 0.0)] = 0.0
+    turn[straight] = w[straight] * two * 0.51
+    return Between(gap=gap, turn=turn, tail_below=first_tail, tail=last_tail)
 
 
 @njit(cache=True, nogil=True)
 def _table(  # type: ignore[no-untyped-def]
-    first, stride, c, h, s, p, add, log_ratio, phase, tail, blur, curvature
+    first, stride, c, h, s, p, below, add, log_ratio, phase, tail, blur, moments, tails, shift
 ):
     nodes = log_ratio.shape[1]
     power = 1.0 - c if add else c
     omega = h * nodes
     step, valid_to, valid_for = 0.0, 0.0, -1.0
     for i in range(first, s.size, stride):
-        if p[i] == 0.0 or (s[i] == 0.0 and p[i] == 1.0):
+        if p[i] == 0.0 or s[i] == 0.0:
             continue
         if p[i] == 1.0:
             for j in range(nodes):
                 log_ratio[i, j] = -((j * h * s[i]) ** 2) / 2
                 phase[i, j] = (c - 0.5) * j * h * s[i] ** 2
             tail[i] = -((omega * s[i]) ** 2) / 2
-            continue
-        if s[i] == 0.0:
-            one = np.ones(1)
-            _rotate(c, h, one, 0.0 * one, p[i] * one, add, log_ratio[i], phase[i], curvature[i])
             continue
         if not (p[i] == valid_for and 0.5 * valid_to < s[i] <= valid_to):
             # A larger s needs a finer step, so one step serves the levels just below it.
@@ -102,17 +197,40 @@ def _table(  # type: ignore[no-untyped-def]
             step = _step(power, omega, valid_to, p[i], low, high)
         low, high = _range(c, s[i], p[i], add)
         base, weight, log_l, slope = _nodes(power, s[i], p[i], low, high, step)
-        _rotate(c, h, weight, log_l, slope, add, log_ratio[i], phase[i], curvature[i])
+        _rotate(h, weight, log_l, add, log_ratio[i], phase[i])
         blur[i] = (weight * np.abs(log_l)).sum()
         # For a Gaussian loss the best shift is ω·s·E[Y]; less where L is near 1−p on the left.
         d = min(omega * s[i] * (weight * slope).sum(), 0.5 * math.pi / s[i])
-        for shift in (d, 0.7 * d, 0.4 * d):
-            # Further left e^{d²/2} outgrows φ, and arg L is too small to hold it down.
-            left = low - math.sqrt(2.0) * shift
-            bound = _log_strip(power, -omega, s[i], p[i], shift, left, high, step) - base
-            tail[i] = max(min(tail[i], bound), -_D)
+        best = 0.0
+        for share in (1.0, 0.7, 0.4):
+            bound = _log_tail(power, omega, s[i], p[i], share * d, low, high, step) - base
+            if bound < tail[i]:
+                tail[i], best = max(bound, -_D), share * d
             if bound <= -0.3 * d * d:
                 break
+        if math.isnan(below[i]):
+            continue
+        square = slope * slope
+        moments[i, 0] = (weight * slope).sum()
+        moments[i, 1] = (weight * square).sum()
+        moments[i, 2] = (weight * square * slope).sum()
+        moments[i, 3] = (weight * square * (1 - slope)).sum()
+        moments[i, 4] = (weight * square * slope * (1 - slope)).sum()
+        moments[i, 5] = (weight * (square - moments[i, 1]) ** 2).sum()
+        # The same D = κq at the lower end, which has its own place of the largest φ·L^power.
+        tails[i, 1], shift[i] = tail[i], best / s[i]
+        if below[i] > 0.0 and best > 0.0:
+            low, high = _range(c, below[i], p[i], add)
+            base = _log_strip(power, 0.0, below[i], p[i], 0.0, low, high, step)
+            under = shift[i] * below[i]
+            tails[i, 0] = _log_tail(power, omega, below[i], p[i], under, low, high, step) - base
+
+
+@njit(cache=True, nogil=True)
+def _log_tail(power, omega, s, p, d, low, high, step):  # type: ignore[no-untyped-def]
+    """log N(d, −ω), but for a constant factor."""
+    # Further left e^{d²/2} outgrows φ, and arg L is too small to hold it down.
+    return _log_strip(power, -omega, s, p, d, low - math.sqrt(2.0) * d, high, step)
 
 
 @njit(cache=True, nogil=True)
@@ -192,9 +310,7 @@ def _nodes(power, s, p, low, high, step):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
-def _rotate(  # type: ignore[no-untyped-def]
-    c, h, weight, log_l, slope, add, log_ratio, phase, curvature
-):
+def _rotate(h, weight, log_l, add, log_ratio, phase):  # type: ignore[no-untyped-def]
     """Σ w·e^{ijh·log L} for all j, by rotating every term from j to j + 1."""
     n = weight.size
     angle = -log_l if add else log_l
@@ -203,7 +319,6 @@ def _rotate(  # type: ignore[no-untyped-def]
     centred = angle - mean
     cosine, sine = np.cos(h * centred), np.sin(h * centred)
     real, imaginary = np.empty(n), np.empty(n)
-    square, cube = slope * slope, slope * slope * slope
     previous = 0.0
     for j in range(log_ratio.size):
         if j % _RESTART == 0:
@@ -220,20 +335,6 @@ def _rotate(  # type: ignore[no-untyped-def]
         turn += 2 * math.pi * round((previous - turn) / (2 * math.pi))
         previous = turn
         phase[j] = turn + j * h * mean
-        if curvature.size > 0:
-            re2, im2, re3, im3, re4, im4 = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-            for k in range(n):
-                re2 += square[k] * real[k]
-                im2 += square[k] * imaginary[k]
-                re3 += cube[k] * real[k]
-                im3 += cube[k] * imaginary[k]
-                re4 += square[k] * square[k] * real[k]
-                im4 += square[k] * square[k] * imaginary[k]
-            t = complex(1 - c, -j * h) if add else complex(c, j * h)
-            m = complex(re, im) if size > 1e-300 else complex(1e-300, 0.0)
-            half = 0.5 * t * (t - 1) * complex(re2, im2) / m
-            higher = complex(re3, im3) + (t - 3) / 4 * complex(re4, im4)
-            curvature[j] = abs(half - half * half + t * (t - 1) * (t - 2) * higher / m)
         for k in range(n):
             old = real[k]
             real[k] = old * cosine[k] - imaginary[k] * sine[k]

@@ -1,8 +1,9 @@
 """Norms to soft histograms: how many steps each example spent at which level of norm.
 
 Level b of B is the norm C·b/B. A pair (norm, steps) goes to its two neighbouring levels, split
-linearly in norm². Because K(α; s²) is convex in s² when the example is removed, the RDP of the
-histogram is never below that of the history. Weights are integers in units of 2⁻³² steps, so
+linearly in norm². Because K(α; s²) is convex in s² when the example is removed (for every order
+α ≥ 1: see `TightAccountant.epsilons_between`), the RDP of the histogram is never below that of the
+history. Weights are integers in units of 2⁻³² steps, so
 adding them up is exact and does not depend on the order.
 """
 

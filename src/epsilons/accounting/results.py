@@ -22,10 +22,10 @@ _AT_WORST = 1e-6
 class Epsilons:
     """One ε per example, in dataset order; private values, so `repr` shows none of them.
 
-    `values` (n,): ε of each example at `delta`. `upper` (n,): a bound of it that holds whatever
-    the accountant approximated (see `individual_epsilons`). `worst_case`: ε of an example that
-    is at the clip bound in every step. `kind` says what the values are worth: `exact`, `bound`
-    or `estimate` (`none`: not private).
+    `values` (n,): ε of each example at `delta`, never below that of its norms, whatever the
+    accountant approximated (see `individual_epsilons`). `worst_case`: ε of an example that is at
+    the clip bound in every step. `kind` says what the norms, and so the values, are worth:
+    `exact`, `bound` or `estimate` (`none`: not private).
 
     >>> Epsilons(values=np.ones(3), delta=1e-5, method="rdp", kind="exact", worst_case=2.0)
     <Epsilons n=3 δ=1e-05 rdp exact>
@@ -36,18 +36,13 @@ class Epsilons:
     method: str
     kind: Kind
     worst_case: float
-    upper: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         values = np.array(self.values, dtype=np.float64)
-        upper = values if self.upper is None else np.array(self.upper, dtype=np.float64)
-        if values.ndim != 1 or upper.shape != values.shape:
-            raise ValueError(
-                f"values {values.shape} and upper {upper.shape} must both have shape (n,)."
-            )
-        values.flags.writeable = upper.flags.writeable = False
+        if values.ndim != 1:
+            raise ValueError(f"values {values.shape} must have shape (n,).")
+        values.flags.writeable = False
         object.__setattr__(self, "values", values)
-        object.__setattr__(self, "upper", upper)
 
     def __len__(self) -> int:
         return int(self.values.size)
@@ -85,12 +80,12 @@ class Epsilons:
         )
 
     def save(self, path: str | os.PathLike[str], *, ids: Sequence[object] | None = None) -> None:
-        """Writes `epsilon` and `upper` (and `id`) to a `.csv`, `.parquet` or `.json` file.
+        """Writes `epsilon` (and `id`) to a `.csv`, `.parquet` or `.json` file.
 
         δ, method, kind and worst case go along; see `tables`. The file is its owner's alone (mode
         0600), and appears complete or not at all; one that is there is replaced.
         """
-        columns: dict[str, Any] = {"epsilon": self.values, "upper": self.upper}
+        columns: dict[str, Any] = {"epsilon": self.values}
         if ids is not None:
             if len(ids) != len(self):
                 raise ValueError(f"{len(ids)} ids for {len(self)} examples; expected one each.")

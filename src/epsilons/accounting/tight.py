@@ -18,7 +18,6 @@ left out (`contours.Contour.tail`), rounding, and the interpolation between leve
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -26,7 +25,7 @@ from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from epsilons.accounting import checks, threads
-from epsilons.accounting.contours import contour
+from epsilons.accounting.contours import NO_BOUND, contour
 from epsilons.accounting.cumulants import LARGEST_S, cumulants
 from epsilons.accounting.rdp import DEFAULT_ORDERS, SPACED_ORDERS, rdp_epsilon
 
@@ -38,6 +37,8 @@ _ALIAS = 1e-8
 # The nodes left out may raise δ by this much, and by that much when there are no more to add.
 _TAIL, _LAST_TAIL = 1e-8, 1e-6
 _LEAST_NODES, _MOST_NODES = 16, 4096
+# Between rows more nodes would not help: where K needs them, its interpolation has no bound.
+_MOST_NODES_BETWEEN = 256
 # Steps of contours are powers of this, so that many histories share a table.
 _STEP_BASE = 1.3
 # Contours pass through every third of the spaced orders: c − 1 within 11 % of the best.
@@ -47,8 +48,8 @@ _COLUMNS = np.searchsorted(DEFAULT_ORDERS, _CENTRES)
 _ROUNDING, _START_ERROR, _SUM_ERROR = 1e-12, 1e-11, 2e-14
 # Stands for ∞, and what is as good, in a table of prices, where 0 · ∞ would be NaN.
 _HUGE = 1e290
-# How much the curvature may grow between two levels.
-_MARGIN = 1.25
+# From which relative difference on the bound of interpolation is called loose.
+_LOOSE = 1e-5
 # Histories × nodes summed at a time (four tables of 32 MiB).
 _AT_ONCE = 2**22
 # Multiplications from which on BLAS is faster than a loop.
@@ -90,15 +91,7 @@ def tight_epsilon(
     accountant = TightAccountant(
         entries[0], entries[1], checks.open_unit("delta", delta), direction=direction
     )
-    return float(accountant.epsilons(weights).certified[0])
-
-
-@dataclass(frozen=True)
-class TightEpsilons:
-    """For each history: the ε of its histogram, and the bound of its true ε."""
-
-    histogram: Array
-    certified: Array
+    return float(accountant.epsilons(weights)[0])
 
 
 class _Line:
@@ -107,45 +100,73 @@ class _Line:
     def __init__(
         self, c: float, h: float, nodes: int, s: Array, p: Array, levels: int | None, *, add: bool
     ) -> None:
-        self._c, self._h, self._add, self._levels = c, h, add, levels
+        self._c, self._h, self._add = c, h, add
         self._s, self._p = s, p
+        self._below = _next_below(s, levels)
         self._known = np.zeros(s.size, dtype=np.bool_)
-        self._curvature = np.zeros((s.size, nodes if levels else 0))
         self.start = np.zeros(s.size)  # K(c), or K(1−c) to add
         self.log_ratio = np.zeros((s.size, nodes))  # log |M(t_j)/M(c)|
         self.phase = np.zeros((s.size, nodes))  # arg M(t_j)
         self.error = np.zeros((s.size, nodes))  # what rounding may have changed
-        self.gap = np.zeros((s.size, nodes if levels else 0))  # and interpolation between rows
         self.tail = np.zeros(s.size)  # bound of log_ratio beyond the last node
+        if levels is not None:  # the same for norms between two rows, and of each interval
+            self.gap = np.zeros((s.size, nodes))
+            self.tail_between = np.zeros(s.size)
+            self._chord = np.zeros((s.size, nodes))
+            self._turn = np.zeros((s.size, nodes))
+            self._tails = np.zeros((s.size, 2))
 
     def cover(self, rows: NDArray[np.bool_]) -> None:
         """Computes the `rows` (mask) that are not known yet."""
+        if self._below is not None:
+            # With both neighbours, so that bounds do not depend on what other histories use.
+            inner = ~np.isnan(self._below)
+            rows = rows | (np.roll(rows, 1) & inner) | np.roll(rows & inner, -1)
         new = np.flatnonzero(rows & ~self._known)
         if not new.size:
             return
         s, p, nodes = self._s[new], self._p[new], self.phase.shape[1]
-        curved = self._levels is not None
-        table = contour(self._c, self._h, nodes, s, p, add=self._add, curved=curved)
+        below = None if self._below is None else self._below[new]
+        table = contour(self._c, self._h, nodes, s, p, add=self._add, below=below)
         self.start[new] = cumulants(1 - self._c if self._add else self._c, s, p)
         self.log_ratio[new], self.phase[new], self.tail[new] = (
             table.log_ratio,
             table.phase,
             table.tail,
         )
-        self.error[new] = np.log1p(table.error * np.exp(np.minimum(-table.log_ratio, 500.0)))
-        self._curvature[new] = table.curvature
+        share = table.error * np.exp(np.minimum(-table.log_ratio, 500.0))
+        self.error[new] = np.log1p(share)
         self._known[new] = True
-        if self._levels is not None:
-            self.gap = _interpolation_gap(
-                np.where(self._known, self._s, np.nan).reshape(-1, self._levels), self._curvature
-            )
+        if table.between is None or self._below is None:
+            return
+        self._chord[new], self._turn[new] = table.between.gap, table.between.turn
+        self._tails[new] = np.stack([table.between.tail_below, table.between.tail], axis=1)
+        self._bridge(self._below)
+
+    def _bridge(self, below: Array) -> None:
+        """What a step costs at most between two rows that are known, divided between them."""
+        upper = np.flatnonzero(self._known & np.roll(self._known, 1) & ~np.isnan(below))
+        lower = upper - 1
+        chord, turn = self._chord[upper], self._turn[upper]
+        # A table follows arg M along its line, so that two may differ by 2π: then no chord of them
+        # is near K. Where K can't change by as much between the rows, it shows.
+        apart = np.abs(self.phase[upper] - self.phase[lower])
+        chord[(turn > 3.0) | (apart > 1.01 * turn + 1e-9)] = NO_BOUND
+        self.gap[:] = 0.0
+        np.maximum.at(self.gap, upper, chord)
+        np.maximum.at(self.gap, lower, chord)
+        # K itself must be known, not only M.
+        share = np.expm1(self.error)
+        self.gap += np.where(share < 0.5, -np.log1p(-np.minimum(share, 0.5)), NO_BOUND)
+        self.tail_between[:] = self.tail
+        np.maximum.at(self.tail_between, upper, self._tails[upper, 1])
+        np.maximum.at(self.tail_between, lower, self._tails[upper, 0])
 
 
 class TightAccountant:
     """ε's of histories that are weights over the same rows (s, p); keeps the tables it computes.
 
-    `levels`: None if the weights are numbers of steps at these very rows. If norms were split
-    between rows, how many rows each phase has: successive levels, linear in s² in between.
+    `levels`: if norms may lie between rows, how many successive ones each phase has.
     """
 
     def __init__(
@@ -172,11 +193,27 @@ class TightAccountant:
         k[k > _HUGE / 1e12] = np.inf
         return k
 
-    def epsilons(self, weights: Array) -> TightEpsilons:
-        """ε of each history; `weights` (m, rows) in steps."""
+    def epsilons(self, weights: Array) -> Array:
+        """(m,): ε of each history; `weights` (m, rows) are whole numbers of steps at these rows."""
+        return self._epsilons(weights, between=False)[:, 1]
+
+    def epsilons_between(self, weights: Array) -> tuple[Array, NDArray[np.bool_]]:
+        """(m,): ε of each history, and where its bound is loose; norms are split linearly in s².
+
+        A bound of the error of the interpolation is added to δ. Where there is none, that of RDP is
+        reported, which the split never lowers: for orders α ≥ 1 and Y as in `contours`, under the
+        weight L^α, by the derivatives there,
+
+            ∂²K/∂q² ≥ α(α−1)·E[Y²(1−Y)(½ + (α−3/2)Y)] ≥ 0.
+        """
+        without, proved, ceiling = self._epsilons(weights, between=True).T
+        return proved, (proved > without * (1 + _LOOSE)) | ((proved == ceiling) & (proved > 0))
+
+    def _epsilons(self, weights: Array, *, between: bool) -> Array:
+        """(m, 3): ε of each history without and with the bound of interpolation, and by RDP."""
         k = self.totals(weights)
         ceiling = np.atleast_1d(rdp_epsilon(DEFAULT_ORDERS, k / (DEFAULT_ORDERS - 1), self._delta))
-        found = np.stack([ceiling, ceiling], axis=1)
+        found = np.stack([ceiling, ceiling, ceiling], axis=1)
         # Total variation ≤ √(e^{K(2)} − 1)/2 (Cauchy–Schwarz): up to δ there is nothing to pay.
         second = int(np.searchsorted(DEFAULT_ORDERS, 2.0))
         free = np.sqrt(np.expm1(np.minimum(k[:, second], 1.0))) / 2 <= self._delta
@@ -193,12 +230,11 @@ class TightAccountant:
                 members = np.flatnonzero(group.reshape(-1) == g)
                 mine = work[members]
                 late[members] = self._solve(
-                    (order, power, nodes), weights[mine], ceiling, mine, found
+                    (order, power, nodes), weights[mine], ceiling, mine, found, between=between
                 )
             work, keys = work[late], keys[late]
             keys[:, 2] *= 2
-        found = np.minimum(found, ceiling[:, None])
-        return TightEpsilons(found[:, 0], found.max(axis=1))
+        return found
 
     def _solve(
         self,
@@ -207,6 +243,8 @@ class TightAccountant:
         ceiling: Array,
         mine: NDArray[np.int64],
         found: Array,
+        *,
+        between: bool,
     ) -> NDArray[np.bool_]:
         """Writes the ε's of a group to `found`; True for those that need more nodes."""
         c, h = float(_CENTRES[key[0]]), _STEP_BASE ** key[1]
@@ -214,7 +252,9 @@ class TightAccountant:
         used = np.asarray((weights > 0).any(axis=0))
         for side in sides:
             side.cover(used)
-        tails = np.stack([weights @ side.tail for side in sides])
+        tails = np.stack(
+            [weights @ (side.tail_between if between else side.tail) for side in sides]
+        )
         # Beyond the last node Σ 2|A_j| ≤ 2e^tail/(h²(J−1)), to compare with A_0 = 1/(c(c−1)).
         unit = math.log(h * h * (key[2] - 1) / (2 * c * (c - 1)))
         short = tails.max(axis=0) > math.log(_TAIL) + unit
@@ -222,25 +262,27 @@ class TightAccountant:
         # one more step of the history, so it can only raise δ.
         excess = tails.max(axis=0) - math.log(_LAST_TAIL) - unit
         extra = 2 * np.maximum(excess, 0.0) / (h * key[2]) ** 2
-        last = key[2] >= _MOST_NODES
-        ready = np.arange(mine.size) if last else np.flatnonzero(~short)
+        last = key[2] >= (_MOST_NODES_BETWEEN if between else _MOST_NODES)
+        # Between rows more nodes can also be worse: every number of them is a proof to choose from.
+        ready = np.arange(mine.size) if last or between else np.flatnonzero(~short)
         for first in range(0, ready.size, max(1, _AT_ONCE // key[2])):
             go = ready[first : first + max(1, _AT_ONCE // key[2])]
             roots = np.zeros((len(sides), go.size, 2))
             w = weights if go.size == mine.size else weights[go]
             for side, tail, out in zip(sides, tails, roots, strict=True):
-                tables = (side.log_ratio, side.phase, side.error, side.gap)
+                tables = (side.log_ratio, side.phase, side.error)
                 sums = tuple(_product(w, table) for table in tables)
+                gap = _product(w, side.gap) if between else np.zeros((go.size, 0))
                 given = (w @ side.start, ceiling[mine[go]], extra[go], tail[go])
-                _in_parts(c, h, math.log(self._delta), given, sums, out)
-            found[mine[go]] = roots.max(axis=0)
+                _in_parts(c, h, math.log(self._delta), given, (*sums, gap), out)
+            found[mine[go], :2] = np.minimum(found[mine[go], :2], roots.max(axis=0))
         return np.zeros_like(short) if last else short
 
     def _sides(self, key: tuple[int, int, int]) -> list[_Line]:
         """The tables of a contour, one for each direction."""
         if key not in self._lines:
-            # Both sides have five tables of the size of `phase`.
-            if 10 * sum(sides[0].phase.size for sides in self._lines.values()) > _KEPT:
+            # Both sides have up to six tables of the size of `phase`.
+            if 12 * sum(sides[0].phase.size for sides in self._lines.values()) > _KEPT:
                 self._lines.clear()
             c, h = float(_CENTRES[key[0]]), _STEP_BASE ** key[1]
             given = (c, h, key[2], self._s, self._p, self._levels)
@@ -268,19 +310,13 @@ def _add_products(weights, table, out):  # type: ignore[no-untyped-def]
                     out[i, j] += weight * table[row, j]
 
 
-def _interpolation_gap(s: Array, curvature: Array) -> Array:
-    """(rows, J): bound of |K̂ − K| for one step that is split between a row and a neighbour.
-
-    A chord in q = s² over an interval of width w is off by at most w²/8 times the curvature,
-    taken at the worse end plus a quarter. `s` (phases, levels) is NaN where no history is.
-    """
-    width = np.nan_to_num(np.diff(np.square(s), axis=1), nan=0.0)
-    ends = curvature.reshape(*s.shape, -1)
-    chord = _MARGIN * np.square(width)[..., None] / 8 * np.maximum(ends[:, 1:], ends[:, :-1])
-    gap = np.zeros(ends.shape)
-    gap[:, 1:] = chord
-    gap[:, :-1] = np.maximum(gap[:, :-1], chord)
-    return gap.reshape(curvature.shape)
+def _next_below(s: Array, levels: int | None) -> Array | None:
+    """(rows,): s of the row before, NaN for the first of each phase; None without levels."""
+    if levels is None:
+        return None
+    below = np.roll(s, 1)
+    below[::levels] = np.nan
+    return below
 
 
 def _contours(k: Array, ceiling: Array, alias: float) -> NDArray[np.int64]:
@@ -364,34 +400,44 @@ def _roots(  # type: ignore[no-untyped-def]
             # 1/(t(t−1)) in polar form
             square = (c * (c - 1) - omega * omega) ** 2 + (omega * (2 * c - 1)) ** 2
             turn -= math.atan2(omega * (2 * c - 1), c * (c - 1) - omega * omega)
-            amount = math.exp(up) / math.sqrt(square) * (1.0 if j == 0 else 2.0)
+            share = (1.0 if j == 0 else 2.0) / math.sqrt(square)
+            amount = share * math.exp(up)
             real[j], imaginary[j] = amount * math.cos(turn), amount * math.sin(turn)
-            doubt = _ROUNDING + _START_ERROR * k[i] + error[i, j]
-            doubt += _SUM_ERROR * (abs(phase[i, j]) - up)
-            slack += amount * math.expm1(min(doubt, 50.0))
+            doubt = _ROUNDING + _START_ERROR * k[i] + _SUM_ERROR * (abs(phase[i, j]) - up)
+            slack += share * _spread(up, doubt + error[i, j])
             if gap.shape[1] > 0:
-                between += amount * math.expm1(min(doubt + gap[i, j], 50.0))
-        beyond = 2 * math.exp(min(tail[i], 0.0) - (h * nodes) ** 2 * extra[i] / 2)
+                between += share * _spread(up, doubt + gap[i, j])
+        beyond = 2 * math.exp(min(tail[i] - (h * nodes) ** 2 * extra[i] / 2, 700.0))
         beyond /= h * h * (nodes - 1)
         level = k[i] + c * (c - 1) * extra[i] / 2 + math.log(h / (2 * math.pi)) - log_delta
         out[i, 0] = _root(c, h, level, slack + beyond, real, imaginary, ceiling[i])
         out[i, 1] = out[i, 0]
         if gap.shape[1] > 0:
-            beyond *= math.exp(min(gap[i, nodes - 1], 50.0))
             out[i, 1] = _root(c, h, level, between + beyond, real, imaginary, ceiling[i])
+
+
+@njit(cache=True, nogil=True)
+def _spread(log_size: float, error: float) -> float:
+    """How far e^z can be from e^{z'} with |e^{z'}| = e^log_size and |z − z'| ≤ error."""
+    if error < 1.0:
+        return math.exp(log_size) * math.expm1(error)
+    # In one exponent: the size may be 0 in floating point, and what it is off by not.
+    return math.exp(min(log_size + error, 700.0))
 
 
 @njit(cache=True, nogil=True)
 def _root(c, h, level, slack, real, imaginary, ceiling):  # type: ignore[no-untyped-def]
     """The least ε in [0, ceiling] with log δ̂ ≤ log δ, from the safe side; ∞ if there is none.
 
-    log δ is concave in ε, so that Newton's steps from the safe side stay there.
+    log δ is concave in ε, so that Newton's steps from the safe side stay there. A δ that would be
+    negative, whatever the bounds allow for, refutes them: ∞.
     """
     low, high = 0.0, ceiling
-    if _log_excess(c, h, level, slack, real, imaginary, low)[0] <= 0:
-        return low
+    value, _ = _log_excess(c, h, level, slack, real, imaginary, low)
+    if value <= 0:
+        return low if value > -math.inf else math.inf
     value, slope = _log_excess(c, h, level, slack, real, imaginary, high)
-    if value > 0:
+    if value > 0 or value == -math.inf:
         return math.inf
     at = high
     for _ in range(100):
@@ -402,6 +448,8 @@ def _root(c, h, level, slack, real, imaginary, ceiling):  # type: ignore[no-unty
             break
         at = after
         value, slope = _log_excess(c, h, level, slack, real, imaginary, at)
+        if value == -math.inf:
+            return math.inf
         if value <= 0:
             high = at
         else:
@@ -411,13 +459,16 @@ def _root(c, h, level, slack, real, imaginary, ceiling):  # type: ignore[no-unty
 
 @njit(cache=True, nogil=True)
 def _log_excess(c, h, level, slack, real, imaginary, eps):  # type: ignore[no-untyped-def]
-    """log of (δ̂(ε) + bounds)/δ and its slope; sums by Horner's rule in e^{−ihε}."""
+    """log of (δ̂(ε) + bounds)/δ, −∞ if negative, and its slope; by Horner's rule in e^{−ihε}."""
     turn = complex(math.cos(h * eps), -math.sin(h * eps))
     total, weighted = 0j, 0j
     for j in range(real.size - 1, 0, -1):
         weighted = weighted * turn + j * complex(real[j], imaginary[j])
         total = total * turn + complex(real[j], imaginary[j])
-    value = max((total * turn).real + real[0], 0.0) + slack
+    known = (total * turn).real + real[0]
+    if known + slack < 0:
+        return -math.inf, 0.0
+    value = max(known, 0.0) + slack
     # d/dε of e^{−ijhε} is −ijh times it
     slope = h * (weighted * turn).imag / value - (c - 1)
     return level - eps * (c - 1) + math.log(value), slope

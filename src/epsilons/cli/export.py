@@ -17,7 +17,7 @@ def export(
     to: Annotated[Path, typer.Option(help="File to write: .csv, .parquet or .json.")],
     delta: Annotated[float | None, typer.Option(help="δ of the ε's [the plan's].")] = None,
 ) -> None:
-    """Id, ε and its certified bound for every training example (for the curator: private)."""
+    """Id and ε of every training example (for the curator: private)."""
     expect_table(to)
     opened = Run.checked(run)
     epsilons = opened.epsilons(delta)
