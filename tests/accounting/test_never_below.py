@@ -54,7 +54,8 @@ def test_between_levels_nothing_collapses(levels, sigma, p, steps, delta, norm, 
     eps = values([norm], [steps], sigma, p, delta, levels=levels)
     assert not oracles.proves_more(rows, eps, delta)
     assert tight_epsilon(sigma / norm, steps, p, delta) <= eps
-    assert eps <= values([norm], [steps], sigma, p, delta, levels=levels, rounding="up")
+    up = values([norm], [steps], sigma, p, delta, levels=levels, rounding="up")
+    assert eps <= up * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("sigma", "p", "steps"), [CIFAR10, MNIST])
@@ -104,11 +105,11 @@ def never_below(setting, mode):
     pairs = zip(z / setting["sigma"], setting["steps"], strict=True)
     rows = [(s, setting["p"], int(n)) for s, n in pairs]
     if np.isfinite(eps):
-        assert not oracles.proves_more(rows, eps * (1 + 1e-9) + 1e-12, delta, points=2**11)
+        assert not oracles.proves_more(rows, eps * (1 + 1e-9) + 1e-12, delta)
     with np.errstate(divide="ignore"):
         exact = tight_epsilon(setting["sigma"] / z, setting["steps"], setting["p"], delta)
     if np.isfinite(exact):
-        assert not oracles.proves_more(rows, exact * (1 + 1e-9) + 1e-12, delta, points=2**11)
+        assert not oracles.proves_more(rows, exact * (1 + 1e-9) + 1e-12, delta)
 
 
 at_length = settings(
@@ -118,10 +119,25 @@ at_length = settings(
 )
 
 
-@settings(at_length, max_examples=40, derandomize=True)
+@settings(at_length, max_examples=30, derandomize=True)
 @given(histories(600), st.sampled_from([*OPTIONS, "between"]))
 def test_no_epsilon_is_below_the_truth(setting, mode):
     never_below(setting, mode)
+
+
+@pytest.mark.parametrize(
+    ("levels", "sigma", "p", "steps", "delta", "norm"),
+    [
+        (4, 0.0458, 0.0436, 1, 0.0034, 0.483),  # was .066
+        (4, 0.281, 0.0559, 2, 0.0057, 0.343),  # .061
+        (4, 0.126, 0.104, 2, 0.00016, 0.702),  # .249
+        (8, 0.0885, 0.107, 1, 4.9e-06, 0.36),  # .132
+        (2, 0.358, 0.0136, 2, 0.0095, 0.72),  # .007
+    ],
+)
+def test_few_steps_between_few_levels(levels, sigma, p, steps, delta, norm):
+    eps = values([norm], [steps], sigma, p, delta, levels=levels)
+    assert not oracles.proves_more([(norm / sigma, p, steps)], eps, delta)
 
 
 @pytest.mark.slow
