@@ -119,7 +119,7 @@ at_length = settings(
 )
 
 
-@settings(at_length, max_examples=30, derandomize=True)
+@settings(at_length, max_examples=24, derandomize=True)
 @given(histories(600), st.sampled_from([*OPTIONS, "between"]))
 def test_no_epsilon_is_below_the_truth(setting, mode):
     never_below(setting, mode)
@@ -147,7 +147,7 @@ def test_in_thousands_of_settings_no_epsilon_is_below_the_truth(setting, mode):
     never_below(setting, mode)
 
 
-@settings(at_length, max_examples=8, derandomize=True)
+@settings(at_length, max_examples=6, derandomize=True)
 @given(histories(30), st.floats(1, 2))
 def test_more_norm_steps_sampling_and_less_noise_cost_more_up_to_the_levels(setting, factor):
     """Where no bound holds between levels, ε is that of norms rounded up: more by up to that."""

@@ -14,6 +14,8 @@ from epsilons.accounting import (
     sampled_gaussian_rdp,
     tight_epsilon,
 )
+from epsilons.accounting.contours import NO_BOUND
+from epsilons.accounting.tight import _Line
 
 CIFAR10 = {"sample_rate": 4096 / 50_000, "steps": 3662, "noise": 3.32622}
 MNIST = {"sample_rate": 1024 / 60_000, "steps": 5859, "noise": 2.50631}
@@ -201,6 +203,17 @@ def test_all_examples_at_once_are_one_by_one(rounding):
         true = tight_epsilon(sigma / charged[:, j], steps, p, 1e-6)
         slack = 1e-3 if rounding is None else 1e-8
         assert true * (1 - 1e-10) <= eps.values[j] <= true * (1 + slack)
+
+
+def test_rows_whose_phases_follow_other_branches_are_not_interpolated():
+    s, p = np.linspace(0, 0.3, 4), np.full(4, 0.1)
+    line = _Line(6.0, 0.5, 16, s, p, 4, add=False)
+    line.cover(np.array([False, False, True, False]))
+    assert (line.gap < 0.1).all()
+    line.phase[2, 5:] += 2 * np.pi
+    line._bridge(line._below)
+    assert (line.gap[1:, 5:] >= NO_BOUND).all()
+    assert (line.gap[:, :5] < 0.1).all()
 
 
 def test_nothing_released_costs_nothing_and_no_noise_everything():
