@@ -53,7 +53,6 @@ from epsilons.training.rules import (
 from epsilons.training.rules.conv import Conv
 from epsilons.training.rules.fallback import fallback
 from epsilons.training.rules.linear import Bias
-from epsilons.training.rules.pieces import PIECEWISE, pieces_of
 from epsilons.training.standardisation import Shape, Standardised, derived_shape
 from epsilons.training.taps import Tap, anchor, opened, packs_tensors, running_checkpoint, unpacked
 from epsilons.training.trees import swapped, tensors_in
@@ -173,7 +172,7 @@ class Interception(TorchFunctionMode):
         question = asked(func, args, kwargs, self.count, self._data)
         answer = None if question is None else remembered(question)
         if answer is not None:
-            out = _result(func, args, kwargs)
+            out = func(*args, **kwargs)
             if not self._answer(out, answer):
                 known = [(t, self._layout(t)[0]) for t in tensors_in((args, kwargs))]
                 self._follow(func, args, kwargs, known, out, presumed=False)
@@ -215,7 +214,7 @@ class Interception(TorchFunctionMode):
             self._refuse_reentrant(weights)
         elif weights:  # a view taken without gradients still is a view of the weight
             return self._derive(func, args, kwargs, weights)
-        out = _result(func, args, kwargs)
+        out = func(*args, **kwargs)
         if data:
             found = self._follow(func, args, kwargs, data, out, presumed)
             if question is not None:
@@ -515,10 +514,6 @@ def _unheard(receive: Callable[[Use], None]) -> Callable[[Use], None]:
             receive(use)
 
     return received
-
-
-def _result(func: Any, args: Any, kwargs: Any) -> Any:
-    return pieces_of(func, args, kwargs) if func in PIECEWISE else func(*args, **kwargs)
 
 
 def _spans(weight: Tensor, place: int) -> bool:

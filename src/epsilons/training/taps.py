@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
-from torch.autograd import forward_ad
 
 
 class Node(torch.autograd.Function):
@@ -27,11 +26,6 @@ class Node(torch.autograd.Function):
         if torch._C._are_functorch_transforms_active():
             return cls.apply(*args)  # type: ignore[no-untyped-call]
         return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]
-
-
-def needs_gradients(*operands: Tensor) -> bool:
-    """Whether there is a way back through operands, and no derivative on the way there."""
-    return any(t.requires_grad for t in operands) and forward_ad._current_level < 0
 
 
 class Tap(Node):

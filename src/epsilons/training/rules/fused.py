@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from epsilons.training.compiled import compilable
-from epsilons.training.rules import affine
 from epsilons.training.rules.contractions import Geometry, Sizes
 from epsilons.training.rules.conv import ChannelBias, Conv, conv, sizes
 from epsilons.training.rules.layernorm import layer_norm_back
@@ -24,7 +23,6 @@ from epsilons.training.rules.linear import linear
 from epsilons.training.rules.normalisation import group_norm, layer_norm
 from epsilons.training.rules.outer import MOST_PLACES
 from epsilons.training.rules.registry import Rule, Term
-from epsilons.training.rules.weightless import WEIGHTLESS
 from epsilons.training.taps import Node
 
 _Deliver = Callable[[Tensor, Tensor], None]
@@ -45,8 +43,6 @@ class _Linear(Node):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.deliver = deliver
-        if bias is not None and affine.fits(x, weight, bias):
-            return affine.linear_map(x, weight, bias)
         return F.linear(x, weight, bias).detach()  # no view: models modify outputs in place
 
     @staticmethod
@@ -327,11 +323,10 @@ def _group_norm(
     return _rows(interception, _GroupNorm, input, *_values(weight, bias), *options)
 
 
-# Each with the rule that it stands for, if any: a rule of the user's own comes first.
-FUSED: dict[Any, tuple[Callable[..., Any], Rule | None]] = {
+# Each with the rule that it stands for: a rule of the user's own comes first.
+FUSED: dict[Any, tuple[Callable[..., Any], Rule]] = {
     F.group_norm: (_group_norm, group_norm),
     F.layer_norm: (_layer_norm, layer_norm),
     F.linear: (_linear, linear),
     torch.conv2d: (_conv2d, conv),
-    **{operation: (apply, None) for operation, apply in WEIGHTLESS.items()},
 }
