@@ -6,10 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
-from torch.testing._internal.two_tensor import TwoTensor
 
 from epsilons.training import threads as module
-from epsilons.training.rules.pairs import pair_sums
 from epsilons.training.threads import go_through, share_out
 
 
@@ -70,61 +68,3 @@ def test_a_share_that_fails_is_said():
     torch.set_num_threads(2)
     with pytest.raises((MemoryError, ValueError)):
         share_out(4, fail_at_two, fail_at_once, np.zeros(4))
-
-
-@pytest.mark.usefixtures("_team")
-def test_threads_find_the_same_bits_as_one():
-    torch.manual_seed(0)
-    a, g = torch.randn(7, 9, 33), torch.randn(7, 9, 7)
-    found = {}
-    for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        found[threads] = torch.stack(pair_sums(a, g, 0.01))
-    assert torch.equal(found[1], found[2])
-    assert torch.equal(found[1], found[3])
-
-
-@njit(nogil=True)
-def add_rows(first, last, rows, totals):
-    for i in range(first, last):
-        totals[i] = rows[i].sum()
-
-
-@njit(nogil=True)
-def add_at_once(threads, count, *operands):
-    return go_through(add_rows, threads, count, operands)
-
-
-@pytest.mark.usefixtures("_team")
-@pytest.mark.parametrize(
-    "rows",
-    [
-        torch.arange(12.0).view(4, 3),
-        torch.arange(12.0).view(4, 3).requires_grad_(),
-        torch.arange(12.0).view(3, 4).mT,
-        torch.arange(3.0).expand(4, 3),
-        torch.arange(24.0).view(4, 6)[:, ::2],
-        torch.complex(torch.ones(4, 3), torch.ones(4, 3)).conj().imag,
-        torch.nn.Parameter(torch.ones(4, 3)),
-        torch.empty(4, 0),
-    ],
-    ids=["plain", "with a gradient", "transposed", "one row", "apart", "negated", "own", "none"],
-)
-def test_tensors_come_to_a_loop_as_they_seem(rows):
-    totals = torch.empty(4)
-    share_out(4, add_rows, add_at_once, rows, totals)
-    assert torch.equal(totals, rows.detach().sum(1))
-
-
-@pytest.mark.usefixtures("_team")
-@pytest.mark.parametrize(
-    "rows",
-    [
-        torch.ones(4, 3).double(),
-        TwoTensor(torch.ones(4, 3), torch.ones(4, 3)),
-        torch._efficientzerotensor((4, 3)),
-    ],
-)
-def test_tensors_whose_numbers_are_elsewhere_or_other_ones_are_refused(rows):
-    with pytest.raises(TypeError):
-        share_out(4, add_rows, add_at_once, rows, torch.empty(4))

@@ -7,7 +7,7 @@ output gradient arrives; gradients of several uses are added before the norm is 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from epsilons.training.clipping import add_up
 from epsilons.training.rules.joined import joined
 from epsilons.training.rules.registry import (
     HALF,
+    Formed,
     UnsupportedLayer,
     chunks,
     precise,
@@ -118,8 +119,8 @@ class Accumulation:
 
     def _settle_directly(self, use: Use) -> None:
         assert use.g is not None
-        width = use.weight.tensor.numel()
-        if width < _NARROW and use.term.forms(use.g):
+        width, known = use.weight.tensor.numel(), use.term.squares
+        if known is None and width < _NARROW and use.term.forms(use.g):
             self._narrow.append(use.weight)
             gradients = precise(use.term.gradients(use.g))
             if gradients.dim() != 2:
@@ -128,7 +129,7 @@ class Accumulation:
             use.g = None
             return
         self._form_if_small(use)
-        self._found.append(use.term.square_norms(use.g))
+        self._found.append(use.term.square_norms(use.g) if known is None else known)
 
     def _standardised(self, group: Group) -> Tensor:
         """Settle by the closed form what can be; the places of the examples that remain."""
@@ -153,7 +154,7 @@ class Accumulation:
         held = use.term.data.nbytes if use.term.data is not None else 0
         formed = 4 * use.g.shape[0] * use.weight.tensor.numel()
         if formed <= _KEEP_FORMED * (held + use.g.nbytes):
-            use.term, use.g = use.term.formed(use.g)
+            use.term, use.g = Formed(), use.term.gradients(use.g)
 
     def _bytes(self, group: Group) -> int:
         return 8 * sum(w.tensor.numel() for w in group.weights)
@@ -205,12 +206,8 @@ class Accumulation:
             weights = [*self._narrow, *(w for group in self._kept for w in group.weights)]
             if chosen is None or bool(chosen.any()):
                 self._add_narrow(factors, chosen, totals)
-                prepared: list[tuple[int, Callable[[], Tensor]]] = []
-                for group in _latest_first(self._kept):
-                    prepared += self._clipped(group, factors, chosen, sums)
-                for key, total in prepared:
-                    _add(totals, key, total())
-                prepared.clear()
+                for group in self._kept:
+                    self._add_clipped(group, factors, chosen, totals, sums)
             for name, part in self._to_parameters(weights, totals, batched=False).items():
                 _add(sums, name, part)
         for name, p in self.parameters.items():
@@ -231,41 +228,29 @@ class Accumulation:
         for weight, part in zip(self._narrow, parts, strict=True):
             totals[id(weight)] = part.view(weight.tensor.shape)
 
-    def _clipped(
+    def _add_clipped(
         self,
         group: Group,
         factors: Tensor,
         chosen: Tensor | None,
+        totals: dict[int, Tensor],
         sums: dict[str, Tensor],
-    ) -> list[tuple[int, Callable[[], Tensor]]]:
-        """Sums by weight, to be called for; those by parameter are added at once."""
+    ) -> None:
+        """Add a group's weighted sum to those by weight or, where pulled back, by parameter."""
         if group.coarse or (self.coarse and not group.direct):
             # Pulling back rounds, so what is summed must be what was measured.
             for rows in chunks(len(factors), self._bytes(group)):
                 some = _where(chosen, rows, factors.device)
                 for name, gradient in self._pulled_back(group, some).items():
                     _add(sums, name, weighted(gradient, factors[some]))
-            return []
-        prepared = []
+            return
         for use in group.uses:
             assert use.g is not None
             term, g, its_factors = use.term, use.g, factors
             if chosen is not None:
                 term, g, its_factors = term.rows(chosen), g[chosen], factors[chosen]
-            prepared.append((id(use.weight), term.prepared_sum(g, its_factors)))
+            _add(totals, id(use.weight), term.weighted_sum(g, its_factors))
         group.uses = []
-        return prepared
-
-
-def _latest_first(groups: Sequence[Group]) -> Iterator[Group]:
-    """Those whose operands may still be in the cache first; what follows another, after it."""
-    following: list[Group] = []
-    for group in reversed(groups):
-        following.append(group)
-        if not group.uses[0].term.follows:
-            yield from reversed(following)
-            following.clear()
-    yield from reversed(following)
 
 
 def _add(totals: dict[_Key, Tensor], key: _Key, part: Tensor) -> None:

@@ -20,11 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epsilons.training.compiled import compilable
 from epsilons.training.rules.conv import Conv
 from epsilons.training.rules.linear import CANCELLATION
-from epsilons.training.rules.registry import Term, chunks, order_in_memory, square_norms
-from epsilons.training.rules.squares import row_sums
+from epsilons.training.rules.registry import Term, chunks, square_norms
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Standardised:
             squares = term.square_norms(g * scale.view(-1, *[1] * (g.dim() - 3)))
         else:
             each = [
-                self._by_filter(*term.rows(part).formed(g[part]), products is None)
+                self._by_filter(term.rows(part).gradients(g[part]), products is None)
                 for part in chunks(len(g), 8 * self.rows.numel())
             ]
             by_filter, *sums = (torch.cat(columns) for columns in zip(*each, strict=True))
@@ -63,15 +61,9 @@ class Standardised:
         gain = (self.gain.squeeze(1) * along).square().sum(1)
         return kept + gain, ~(kept >= CANCELLATION * squares)
 
-    def _by_filter(self, form: Term, formed: Tensor, with_sums: bool) -> tuple[Tensor, ...]:
+    def _by_filter(self, r: Tensor, with_sums: bool) -> tuple[Tensor, ...]:
         """‖R_o‖², and if asked ⟨ŵ_o, R_o⟩ and ⟨1, R_o⟩, (B, o) each."""
-        r = form.gradients(formed)
         like = self.rows.view(r.shape[1:])
-        if with_sums and compilable(r) and compilable(like):
-            order = order_in_memory(r[0])
-            rows, its = r.flatten(0, 1).permute(order), like.permute(order)
-            found = row_sums(rows.flatten(1).contiguous(), its.flatten(1).contiguous())
-            return tuple(part.view(r.shape[:2]) for part in found)
         each = tuple(range(2, r.dim()))
         squares = square_norms(r.flatten(0, 1)).view(r.shape[:2])
         if not with_sums:

@@ -98,12 +98,11 @@ def by_groups(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
 
 def by_patches(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
     """Formed gradients, from patches laid out in memory."""
-    n, groups = len(source), geometry.groups
-    p = _patches(source, places.shape[2:], geometry).reshape(
-        n * groups, -1, math.prod(places.shape[2:])
-    )
-    q = places.reshape(n * groups, -1, p.shape[2])
-    return summed_products(q, p).view(n, places.shape[1], -1, *geometry.kernel)
+    n, groups, o = len(source), geometry.groups, places.shape[1]
+    taps, t = source.shape[1] // groups * math.prod(geometry.kernel), math.prod(places.shape[2:])
+    p = _patches(source, places.shape[2:], geometry).reshape(n * groups, taps, t)
+    q = places.reshape(n * groups, o // groups, t)
+    return summed_products(q, p).view(n, o, source.shape[1] // groups, *geometry.kernel)
 
 
 def _patches(source: Tensor, places: Sequence[int], geometry: Geometry) -> Tensor:
@@ -112,7 +111,7 @@ def _patches(source: Tensor, places: Sequence[int], geometry: Geometry) -> Tenso
     padding: list[int] = []
     for d in reversed(range(len(kernel))):
         reach = (places[d] - 1) * stride[d] + (kernel[d] - 1) * dilation[d] + 1
-        padding += [before[d], reach - before[d] - source.shape[2 + d]]
+        padding += [before[d], max(0, reach - before[d] - source.shape[2 + d])]
     padded = F.pad(source, padding)
     n, c, *steps = padded.stride()
     window = padded.as_strided(
@@ -125,7 +124,7 @@ def _patches(source: Tensor, places: Sequence[int], geometry: Geometry) -> Tenso
         ),
         padded.storage_offset(),
     )
-    return window.reshape(len(padded), -1, math.prod(places))
+    return window.reshape(len(padded), padded.shape[1] * math.prod(kernel), math.prod(places))
 
 
 def patch_gram(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:

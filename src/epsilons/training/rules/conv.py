@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epsilons.training.compiled import compilable
 from epsilons.training.rules.contractions import (
     Geometry,
     Sizes,
@@ -28,17 +27,8 @@ from epsilons.training.rules.contractions import (
     symmetric,
     weight_gradient,
 )
-from epsilons.training.rules.filters import filter_cost, filter_gradients, filter_squares
 from epsilons.training.rules.linear import CANCELLATION
-from epsilons.training.rules.registry import (
-    Formed,
-    Term,
-    chunks,
-    norm_rule,
-    precise,
-    square_norms,
-)
-from epsilons.training.rules.shifts import shifted_squares
+from epsilons.training.rules.registry import Term, chunks, norm_rule, precise, square_norms
 
 # Nanoseconds on one core, fitted to thirty shapes: only their ratios matter, and only for speed.
 _FLOP, _COPY, _ADD, _WRITE, _GROUPED, _CALL = 1 / 85, 1.2, 0.6, 1.0, 2.2, 1000.0
@@ -56,10 +46,9 @@ class Conv(Term):
         geometry: Geometry,
         bias: Tensor | None = None,
         swapped: bool = False,
-        shift: ChannelBias | None = None,
     ) -> None:
         super().__init__(data)
-        self.geometry, self.bias, self.swapped, self.shift = geometry, bias, swapped, shift
+        self.geometry, self.bias, self.swapped = geometry, bias, swapped
         self.output: Tensor | None = None
         self._version = 0
 
@@ -71,7 +60,6 @@ class Conv(Term):
     def rows(self, chosen: slice | Tensor) -> Self:
         part = super().rows(chosen)
         part.output = None if self.output is None else self.output[chosen]
-        part.shift = None  # which has other rows
         return part
 
     def filter_products(self, g: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -106,25 +94,11 @@ class Conv(Term):
         return (g, a, per_example) if self.swapped else (a, g, per_example)
 
     def gradients(self, g: Tensor) -> Tensor:
-        return self.formed(g)[1]
-
-    def formed(self, g: Tensor) -> tuple[Term, Tensor]:
         source, places, per_example = self._images(g)
-        method, squares = self._method(source, places, per_example, _FORMING), None
-        if method == "compiled":
-            each, squares, totals = filter_gradients(source, places, self.geometry)
-            self._hand_on(totals, per_example)
-        else:
-            form = by_groups if method == "groups" else by_patches
-            each = form(source, places, self.geometry)
-        if per_example > 1:
-            each, squares = torch.unflatten(each, 0, (-1, per_example)).sum(1), None
-        return Formed(squares), each
-
-    def _hand_on(self, totals: Tensor, per_example: int) -> None:
-        """Give the bias its gradients, if the sums over places are those."""
-        if self.shift is not None and per_example == 1:
-            self.shift.sums = totals
+        method = self._method(source, places, per_example, _FORMING)
+        form = by_groups if method == "groups" else by_patches
+        each = form(source, places, self.geometry)
+        return each if per_example == 1 else torch.unflatten(each, 0, (-1, per_example)).sum(1)
 
     def _method(
         self,
@@ -135,8 +109,7 @@ class Conv(Term):
     ) -> str:
         if per_example > 1:
             among = _FORMING  # an example's images are to be summed
-        host = compilable(source) and compilable(places)
-        return _cheapest(source.shape, places.shape, self.geometry, host, among)
+        return _cheapest(source.shape, places.shape, self.geometry, among)
 
     def forms(self, g: Tensor) -> bool:
         return self._method(*self._images(g)) in _FORMING
@@ -144,10 +117,6 @@ class Conv(Term):
     def square_norms(self, g: Tensor) -> Tensor:
         source, places, per_example = self._images(g)
         method = self._method(source, places, per_example)
-        if method == "compiled" and per_example == 1:
-            squares, totals = filter_squares(source, places, self.geometry)
-            self._hand_on(totals, per_example)
-            return squares
         numbers = per_example * _scratch(source.shape, places.shape, self.geometry, method)
         parts = chunks(g.shape[0], 4 * numbers)
         if len(parts) <= 1:
@@ -158,13 +127,10 @@ class Conv(Term):
         if method in _FORMING:
             return square_norms(self.gradients(g))
         source, places, _ = self._images(g)
-        if method == "shifted grams" and compilable(source) and compilable(places):
-            squares, cancelled = shifted_squares(source, places, self.geometry, CANCELLATION)
-        else:
-            patches = shifted_gram if method == "shifted grams" else patch_gram
-            products = patches(source, places, self.geometry).mul_(gram(places.flatten(2).mT))
-            squares = products.sum((1, 2))
-            cancelled = squares < CANCELLATION * products.diagonal(dim1=1, dim2=2).sum(1)
+        patches = shifted_gram if method == "shifted grams" else patch_gram
+        products = patches(source, places, self.geometry).mul_(gram(places.flatten(2).mT))
+        squares = products.sum((1, 2))
+        cancelled = squares < CANCELLATION * products.diagonal(dim1=1, dim2=2).sum(1)
         if bool(cancelled.any()):
             squares[cancelled] = square_norms(self.rows(cancelled).gradients(g[cancelled]))
         return squares
@@ -187,18 +153,18 @@ class Conv(Term):
         return torch.stack(list(parts)).sum(0)
 
 
-_FORMING = ("compiled", "patches", "groups")
+_FORMING = ("patches", "groups")
 
 
 @functools.lru_cache(4096)
 def _cheapest(
-    source: Sizes, places: Sizes, geometry: Geometry, host: bool, among: tuple[str, ...] | None
+    source: Sizes, places: Sizes, geometry: Geometry, among: tuple[str, ...] | None
 ) -> str:
-    costs = _costs(source, places, geometry, host)
+    costs = _costs(source, places, geometry)
     return min(among or costs, key=lambda name: costs[name])
 
 
-def _costs(source: Sizes, places: Sizes, geometry: Geometry, host: bool) -> dict[str, float]:
+def _costs(source: Sizes, places: Sizes, geometry: Geometry) -> dict[str, float]:
     """What each method costs for images (N, C, …)."""
     n, c, o = source[0], source[1], places[1]
     k, t, s = (math.prod(x) for x in (geometry.kernel, places[2:], source[2:]))
@@ -211,12 +177,9 @@ def _costs(source: Sizes, places: Sizes, geometry: Geometry, host: bool) -> dict
         "groups": 1.25 * narrow * work + _GROUPED * formed + _CALL * n,
         "patch grams": seen + 2 * n * t * t * (taps + o) * _FLOP + 3 * _CALL * n,
         "shifted grams": math.inf,
-        "compiled": math.inf,
     }
     if not symmetric(source, places, geometry):
         costs["groups"] = math.inf
-    if host and len(geometry.kernel) == 2 and taps > 0:
-        costs["compiled"] = n * filter_cost(source[1:], places[1:], geometry)
     if geometry.groups > 1:
         costs["patch grams"] = math.inf
     elif len(geometry.kernel) == 2 and geometry.stride == (1, 1):
@@ -239,16 +202,8 @@ class ChannelBias(Term):
     def __init__(self, channel: int = 1) -> None:
         super().__init__(None)
         self.channel = channel + 1
-        self.sums: Tensor | None = None  # the gradients: from the weight of the same convolution
-
-    def rows(self, chosen: slice | Tensor) -> Self:
-        part = super().rows(chosen)
-        part.sums = None
-        return part
 
     def gradients(self, g: Tensor) -> Tensor:
-        if self.sums is not None:
-            return self.sums
         others = [d for d in range(1, g.dim()) if d != self.channel]
         return precise(g).sum(others)
 
@@ -270,11 +225,9 @@ def conv(
         before = tuple(d * (k - 1) // 2 for d, k in zip(dilations, kernel, strict=True))
     else:
         before = sizes(0 if isinstance(padding, str) else padding, kernel)
-    shift = None if bias is None else ChannelBias()
-    geometry = Geometry(kernel, strides, before, dilations, groups)
-    yield weight, Conv(input, geometry, bias, shift=shift)
-    if bias is not None and shift is not None:
-        yield bias, shift
+    yield weight, Conv(input, Geometry(kernel, strides, before, dilations, groups), bias)
+    if bias is not None:
+        yield bias, ChannelBias()
 
 
 def _conv_transpose(

@@ -9,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epsilons.training.compiled import compilable
-from epsilons.training.rules.lookups import looked_up_squares
 from epsilons.training.rules.registry import Term, UnsupportedLayer, norm_rule, precise
 
 
@@ -40,8 +38,6 @@ class Embedding(Term):
 
     def square_norms(self, g: Tensor) -> Tensor:
         ids, g = self.places(g)
-        if compilable(g):
-            return looked_up_squares(ids, g)
         owner = torch.arange(len(g), device=g.device).unsqueeze(1)
         keys, place = torch.unique(owner * self.vocabulary + ids, return_inverse=True)
         rows = g.new_zeros(len(keys), g.shape[2]).index_add_(0, place.flatten(), g.flatten(0, 1))

@@ -15,13 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epsilons.training.compiled import compilable
 from epsilons.training.rules.contractions import Geometry, Sizes
 from epsilons.training.rules.conv import ChannelBias, Conv, conv, sizes
-from epsilons.training.rules.layernorm import layer_norm_back
 from epsilons.training.rules.linear import linear
 from epsilons.training.rules.normalisation import group_norm, layer_norm
-from epsilons.training.rules.outer import MOST_PLACES
 from epsilons.training.rules.registry import Rule, Term
 from epsilons.training.taps import Node
 
@@ -162,14 +159,6 @@ class _LayerNorm(Node):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, rstd, weight, bias = ctx.saved_tensors
         rows, its = (t.reshape(ctx.count, -1, x.shape[-1]) for t in (x, g))
-        compiled = compilable(x) and compilable(g) and rows.shape[1] <= MOST_PLACES
-        if compiled and ctx.needs_input_grad[0]:
-            places = rows.shape[:2]
-            back, scale, shift = layer_norm_back(
-                rows, its, mean.view(places), rstd.view(places), weight
-            )
-            ctx.deliver(scale, shift)
-            return (back.view_as(x), *[None] * 6)
         dx = None
         if ctx.needs_input_grad[0]:
             dx = _layer_norm_backward(
@@ -209,10 +198,9 @@ def _conv2d(
     options = geometry[1:]
 
     def terms(x: Tensor) -> Iterable[tuple[Any, Term]]:
-        shift = None if bias is None else ChannelBias(channel=0)
-        yield weight, Conv(x, geometry, shift=shift)
-        if shift is not None:
-            yield bias, shift
+        yield weight, Conv(x, geometry)
+        if bias is not None:
+            yield bias, ChannelBias(channel=0)
 
     deliver = _by_rule(interception, (weight, bias), "conv2d", terms)
     return _rows(interception, _Conv2d, input, *_values(weight, bias), options, deliver)

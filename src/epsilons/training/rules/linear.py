@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epsilons.training.compiled import compilable
 from epsilons.training.rules.contractions import gram, summed_products
-from epsilons.training.rules.outer import MOST_PLACES, outer_sums
-from epsilons.training.rules.pairs import MOST_NUMBERS, pair_sums
-from epsilons.training.rules.registry import (
-    Formed,
-    Known,
-    Term,
-    chunks,
-    norm_rule,
-    precise,
-    square_norms,
-)
-from epsilons.training.rules.scaling import scaled_rows, weighed_products, weighs
-from epsilons.training.rules.squares import products_of_squares
+from epsilons.training.rules.registry import Term, chunks, norm_rule, precise, square_norms
 
 CANCELLATION = 1e-2  # below this share of Σ_t‖a_t‖²‖g_t‖², a float32 Gram form errs above 1e-5
 
@@ -54,74 +41,30 @@ class Linear(Term):
         left, right = (a, g) if self.transposed else (g, a)
         return summed_products(left.mT, right.mT)
 
-    def formed(self, g: Tensor) -> tuple[Term, Tensor]:
-        a, rows = self.operands(g)
-        if not _tiled(a, rows):
-            return super().formed(g)
-        if self.transposed:
-            gradients, squares, _ = outer_sums(rows, a)
-            return Formed(squares), gradients
-        gradients, squares, sums = outer_sums(a, rows)
-        if self.bias is not None:
-            self.bias.sums = sums
-        return Formed(squares), gradients
-
     def forms(self, g: Tensor) -> bool:
         return _forms(*self.operands(g))
 
     def square_norms(self, g: Tensor) -> Tensor:
         assert self.data is not None
-        if g.numel() == g.shape[0] * g.shape[-1]:  # one place
-            products, lengths = _lengths(precise(self.data), precise(g))
+        if g.numel() == g.shape[0] * g.shape[-1]:  # one position
+            lengths = square_norms(precise(g))
             if self.bias is not None:
                 self.bias.squares = lengths
-            return products
+            return square_norms(precise(self.data)) * lengths
         a, g = self.operands(g)
-        if _forms(a, g):
-            parts = chunks(len(g), 4 * a.shape[2] * g.shape[2])
-            return torch.cat([_formed(a[rows], g[rows]) for rows in parts])
-        scratch = 0 if _paired(a, g) else 8 * a.shape[1] ** 2
-        parts = chunks(a.shape[0], scratch)
-        if len(parts) <= 1:
-            squares, sums = _gram(a, g)
-        else:
-            found = [_gram(a[rows], g[rows]) for rows in parts]
-            squares, sums = (torch.cat(column) for column in zip(*found, strict=True))
-        if self.bias is not None:
-            self.bias.squares = sums
-        return squares
+        forms = _forms(a, g)
+        each = 4 * a.shape[2] * g.shape[2] if forms else 8 * a.shape[1] ** 2
+        norms, parts = _formed if forms else _ghost, chunks(len(g), each)
+        if len(parts) == 1:
+            return norms(a, g)
+        return torch.cat([norms(a[rows], g[rows]) for rows in parts])
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
-        return self.prepared_sum(g, factors)()
-
-    def prepared_sum(self, g: Tensor, factors: Tensor) -> Callable[[], Tensor]:
         assert self.data is not None
         a, g = _rows(precise(self.data)), _rows(precise(g))
-        factors = factors.to(g.dtype)
-        sums_g = self.bias is not None and self.bias.squares is not None
-        if (sums_g or g.shape[1] <= a.shape[1]) and compilable(g):
-            products = None
-            if not self.transposed and weighs(g, a):
-                products, total = weighed_products(g, factors, a)
-            else:
-                g, total = scaled_rows(g, factors)
-            if self.bias is not None and sums_g:
-                self.bias.total = total
-            if products is not None:
-                return lambda: products
-        else:
-            each = factors.repeat_interleave(g.shape[0] // factors.shape[0]).unsqueeze(1)
-            a, g = (a * each, g) if a.shape[1] < g.shape[1] else (a, g * each)
-        left, right = (a, g) if self.transposed else (g, a)
-        return lambda: left.mT @ right
-
-
-def _lengths(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """‖a_i‖²‖g_i‖² and ‖g_i‖² of examples."""
-    if compilable(a) and compilable(g) and a.dim() == 2:
-        return products_of_squares(a, g)
-    lengths = square_norms(g)
-    return square_norms(a) * lengths, lengths
+        each = factors.to(g.dtype).repeat_interleave(g.shape[0] // factors.shape[0]).unsqueeze(1)
+        a, g = (a * each, g) if a.shape[1] < g.shape[1] else (a, g * each)
+        return a.mT @ g if self.transposed else g.mT @ a
 
 
 def _rows(places: Tensor) -> Tensor:
@@ -136,79 +79,32 @@ def _sequences(rows: Tensor) -> Tensor:
 
 
 def _forms(a: Tensor, g: Tensor) -> bool:
-    """Whether forming costs less than products of pairs of places."""
-    places, formed = a.shape[1], a.shape[2] * g.shape[2]
-    if _paired(a, g):  # half of the products, and nothing is written
-        return places > 1 and places * (a.shape[2] + g.shape[2]) > 1.5 * formed
-    return places > 1 and 2 * places**2 > formed
-
-
-def _tiled(a: Tensor, g: Tensor) -> bool:
-    """Whether sums of outer products are a compiled loop's to form."""
-    return 1 < a.shape[1] <= MOST_PLACES and compilable(a) and compilable(g)
-
-
-def _paired(a: Tensor, g: Tensor) -> bool:
-    """Whether products of pairs of places are a compiled loop's to sum."""
-    return max(a.shape[2], g.shape[2]) <= MOST_NUMBERS and compilable(a) and compilable(g)
+    """Whether materializing costs less than products of pairs of positions."""
+    return a.shape[1] > 1 and 2 * a.shape[1] ** 2 > a.shape[2] * g.shape[2]
 
 
 def _formed(a: Tensor, g: Tensor) -> Tensor:
-    return outer_sums(a, g)[1] if _tiled(a, g) else square_norms(summed_products(g.mT, a.mT))
+    return square_norms(summed_products(g.mT, a.mT))
 
 
-def _gram(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared norms of Σ_t g_t a_tᵀ and of Σ_t g_t, which the same products hold."""
-    if _paired(a, g):
-        squares, sums, cancelled = pair_sums(a, g, CANCELLATION)
-    else:
-        aa, gg = gram(a), gram(g)
-        products = aa.mul_(gg)
-        squares, sums = products.sum((1, 2)), gg.sum((1, 2))
-        terms, lengths = (p.diagonal(dim1=1, dim2=2).sum(1) for p in (products, gg))
-        cancelled = (squares < CANCELLATION * terms) | (sums < CANCELLATION * lengths)
+def _ghost(a: Tensor, g: Tensor) -> Tensor:
+    products = gram(a).mul_(gram(g))
+    squares = products.sum((1, 2))
+    cancelled = squares < CANCELLATION * products.diagonal(dim1=1, dim2=2).sum(1)
     if bool(cancelled.any()):
         squares[cancelled] = _formed(a[cancelled], g[cancelled])
-        sums[cancelled] = square_norms(g[cancelled].sum(1))
-    return squares, sums
+    return squares
 
 
-class Bias(Known):
+class Bias(Term):
     """Anything added to the output's last dimensions: gradient Σ g over the others."""
 
-    follows = True
-
     def __init__(self, shape: torch.Size) -> None:
-        super().__init__()
+        super().__init__(None)
         self.shape = shape
-        # From the weight of the same linear map: the gradients, and their weighted sum.
-        self.sums: Tensor | None = None
-        self.total: Tensor | None = None
-
-    def rows(self, chosen: slice | Tensor) -> Self:
-        part = super().rows(chosen)
-        part.sums = part.total = None
-        return part
 
     def gradients(self, g: Tensor) -> Tensor:
-        return summed_to(precise(g), self.shape) if self.sums is None else self.sums
-
-    def formed(self, g: Tensor) -> tuple[Term, Tensor]:
-        return super().formed(g) if self.squares is None else (self, g)  # the weight holds g too
-
-    def forms(self, g: Tensor) -> bool:
-        return self.squares is None
-
-    def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
-        if self.total is not None:
-            total, self.total = self.total, None  # it is for these factors alone
-            return total
-        if self.squares is None:
-            return super().weighted_sum(g, factors)
-        rows = precise(g).reshape(-1, *self.shape)
-        factors = factors.to(rows.dtype)
-        places = rows.shape[0] // factors.shape[0]
-        return (factors if places == 1 else factors.repeat_interleave(places)) @ rows
+        return summed_to(precise(g), self.shape)
 
 
 def summed_to(g: Tensor, shape: torch.Size) -> Tensor:

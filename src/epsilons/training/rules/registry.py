@@ -15,11 +15,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from epsilons.training.compiled import compilable
-from epsilons.training.rules.squares import PIECE, row_squares
-
 HALF = frozenset({torch.float16, torch.bfloat16})
 SCRATCH_BYTES = 2**23  # what one operation may hold beside its operands
+PIECE = 4096  # numbers whose squares are summed in single precision
 
 
 class UnsupportedLayer(ValueError):
@@ -33,7 +31,7 @@ class Term(ABC):
     examples first, (B, …). A rule of your own needs `gradients` only.
     """
 
-    follows = False  # whether its weighted sum is cheaper after that of the term before it
+    squares: Tensor | None = None  # squared norms, where another rule has found them on its way
 
     def __init__(self, data: Tensor | None) -> None:
         self.data = data
@@ -50,19 +48,6 @@ class Term(ABC):
         """Σ_i factors_i · gradient_i, of the weight's shape; factors: (B,)."""
         return weighted(self.gradients(g), factors)
 
-    def prepared_sum(self, g: Tensor, factors: Tensor) -> Callable[[], Tensor]:
-        """The weighted sum, of which the last part may be left for when it is called.
-
-        Large products in a row are faster than with Python in between, which they drive out of
-        the cache.
-        """
-        total = self.weighted_sum(g, factors)
-        return lambda: total
-
-    def formed(self, g: Tensor) -> tuple[Term, Tensor]:
-        """The gradients in the order that suits the rule, and a term that reads them."""
-        return Formed(), self.gradients(g)
-
     def forms(self, g: Tensor) -> bool:
         """Whether `square_norms` forms the gradients in full."""
         return True
@@ -75,35 +60,20 @@ class Term(ABC):
         """The same term for some of the examples."""
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
+        part.squares = None
         if self.data is not None:
             part.data = self.data[chosen]
         return part
 
 
-class Known(Term):
-    """A term without data whose squared norms may be known already."""
-
-    def __init__(self, squares: Tensor | None = None) -> None:
-        super().__init__(None)
-        self.squares = squares
-
-    def square_norms(self, g: Tensor) -> Tensor:
-        return super().square_norms(g) if self.squares is None else self.squares
-
-    def rows(self, chosen: slice | Tensor) -> Self:
-        part = super().rows(chosen)
-        part.squares = None
-        return part
-
-
-class Formed(Known):
+class Formed(Term):
     """A term whose g already is every example's gradient."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
 
     def gradients(self, g: Tensor) -> Tensor:
         return g
-
-    def formed(self, g: Tensor) -> tuple[Term, Tensor]:
-        return self, g
 
 
 Rule = Callable[..., Iterable[tuple[Any, Term]]]
@@ -149,8 +119,6 @@ def square_norms(gradients: Tensor) -> Tensor:
         rows = rows.reshape(rows.shape[0], rows.shape[1:].numel())
     if rows.shape[1] <= PIECE:
         return _short_squares(rows)
-    if compilable(rows):
-        return row_squares(rows)
     whole = rows.shape[1] - rows.shape[1] % PIECE
     pieces = torch.unflatten(rows[:, :whole], 1, (-1, PIECE))
     return _short_squares(rows[:, whole:]) + _short_squares(pieces).sum(1)
