@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from epsilons.accounting.plan import Phase, Plan
-from epsilons.training.allocator import keep_freed_memory
 from epsilons.training.clipping import NORM_ERROR
 from epsilons.training.noise import rounding_charge
 from epsilons.training.norms import LossFn, check_loss_fn, clipped_gradients_of, trainable
@@ -56,7 +55,6 @@ def private_step(
     rounding of the sum to the noise's grid, so that no example moves it by more than its bound.
     Without noise (`clipping="none"`) the bounds are taken as they are, up to ∞.
     """
-    keep_freed_memory()
     check_loss_fn(loss_fn)
     parameters = trainable(model)
     check_optimizer(model, optimizer, parameters)
