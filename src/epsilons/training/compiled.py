@@ -1,9 +1,8 @@
-"""Loops that numba compiles, for host memory."""
+"""What the noise's compiled loops need: memory by address, and functions of torch's libraries."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,9 @@ from llvmlite import binding, ir
 from numba import njit, types
 from numba.core import config
 from numba.core.codegen import get_host_cpu_features
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 from numpy.typing import NDArray
-from torch import Tensor
 
 _intrinsic: Any = intrinsic  # numba itself gives the first argument
 
@@ -27,11 +25,6 @@ FEATURES = frozenset(  # of the processor that numba compiles for
 )
 
 _LINE = 64  # bytes that memory brings at once
-
-# A loop whose sums may be reordered, as in any library; what isn't finite stays so.
-reordered = functools.partial(
-    njit, cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"}
-)
 
 
 def made_known(*names: str) -> bool:
@@ -49,56 +42,6 @@ def made_known(*names: str) -> bool:
 def known_as(name: str) -> str:
     """What compiled code calls a function of torch's: others of that name may be loaded as well."""
     return f"epsilons_{name}"
-
-
-def compilable(tensor: Tensor) -> bool:
-    """Whether a tensor is such as compiled loops take: single precision, in host memory."""
-    return tensor.is_cpu and tensor.dtype == torch.float32
-
-
-def addressable(tensor: Tensor) -> bool:
-    """Whether they may also go by its address: its numbers are where they seem, as they seem."""
-    return (
-        type(tensor) is Tensor
-        and tensor.dtype is torch.float32
-        and tensor.is_cpu
-        and tensor.layout is torch.strided
-        and not tensor.is_neg()
-        and not tensor._is_zerotensor()
-    )
-
-
-def together(tensor: Tensor) -> Tensor:
-    """The same numbers, one after another in memory of their own."""
-    if addressable(tensor) and tensor.is_contiguous():
-        return tensor
-    tensor = tensor.detach().resolve_neg().contiguous()
-    if not addressable(tensor):
-        raise TypeError(f"{type(tensor).__name__} of {tensor.dtype} on {tensor.device}")
-    return tensor
-
-
-def where(tensor: Tensor) -> tuple[int, ...]:
-    """Address and sizes of a tensor whose numbers are `together`, of which `arrays` makes one."""
-    return (tensor.data_ptr(), *tensor.shape)
-
-
-def arrays(operands: Any) -> Any:
-    """Operands of a compiled loop, with an array for every `where`; for compiled code."""
-    raise TypeError("for compiled code only")
-
-
-@overload(arrays, strict=False)  # which would compare annotations as well
-def _arrays(operands: Any) -> Any:
-    if not operands.types:
-        return lambda operands: ()
-    first = operands.types[0]
-    if isinstance(first, types.UniTuple) and first.dtype == types.int64:
-        return lambda operands: (
-            carray(_pointer(operands[0][0]), operands[0][1:], np.float32),
-            *arrays(operands[1:]),
-        )
-    return lambda operands: (operands[0], *arrays(operands[1:]))
 
 
 @njit(cache=True, nogil=True)

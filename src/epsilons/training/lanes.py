@@ -1,12 +1,12 @@
-"""Formulas on many numbers at once, for compiled loops: vectors that are written like numbers.
+"""Formulas on many numbers at once, for the noise's loops: vectors that are written like numbers.
 
-As with `rules.tiles`, loops that use it are compiled anew only when their own file changes: after a
-change here, `make clean`.
+Loops that use it are compiled anew only when their own file changes: after a change here,
+`make clean`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ from numba import types
 from numba.core import cgutils as _cgutils
 
 WORDS = types.Array(types.uint64, 1, "C")
-SINGLES = types.Array(types.float32, 1, "C")
 WORD, DOUBLE, SINGLE = ir.IntType(64), ir.DoubleType(), ir.FloatType()
 _INTEGERS = {DOUBLE: WORD, SINGLE: ir.IntType(32)}  # of as many bits
 _FLOATS = {integer: number for number, integer in _INTEGERS.items()}
@@ -68,9 +67,6 @@ class Lanes:
     def __neg__(self) -> Lanes:
         return Lanes(self.builder, self.builder.fneg(self.value))
 
-    def __abs__(self) -> Lanes:
-        return self._function("fabs")
-
     def fused(self, factor: Any, term: Any) -> Lanes:
         """self·factor + term, rounded once."""
         return self._function("fma", factor, term)
@@ -97,10 +93,6 @@ class Lanes:
         """Where integers are this one."""
         return Lanes(self.builder, self.builder.icmp_unsigned("==", self.value, self.like(word)))
 
-    def less(self, other: Any) -> Lanes:
-        """Where floats are less than others; nowhere if one of the two is no number."""
-        return Lanes(self.builder, self.builder.fcmp_ordered("<", self.value, self.like(other)))
-
     def choose(self, here: Any, elsewhere: Lanes) -> Lanes:
         """By truths: `here` where they hold, `elsewhere` in the other lanes."""
         values = elsewhere.like(here), elsewhere.value
@@ -121,18 +113,6 @@ class Lanes:
     def signed(self) -> Lanes:
         """The same of integers that are signed."""
         return self._as("sitofp", _FLOATS[self.value.type.element])
-
-    def filled(self, number: float) -> Lanes:
-        """The same number in as many lanes."""
-        return Lanes(self.builder, self.like(number))
-
-    def sum(self) -> Any:
-        """Of all lanes, in any order."""
-        return self._over_all("fadd", ("reassoc",), [self.value.type.element(0.0)])
-
-    def most(self) -> Any:
-        """The largest of all lanes, where all are numbers."""
-        return self._over_all("fmax", (), [])
 
     def store(self, start: Any) -> None:
         """Write all lanes to an address."""
@@ -155,11 +135,6 @@ class Lanes:
         target = ir.VectorType(kind, self.value.type.count)
         return Lanes(self.builder, getattr(self.builder, conversion)(self.value, target))
 
-    def _over_all(self, name: str, flags: tuple[str, ...], first: list[Any]) -> Any:
-        its = self.value.type
-        function = f"llvm.vector.reduce.{name}.v{its.count}f{8 * _bytes(its.element)}"
-        return called(self.builder, function, its.element, [*first, self.value], flags)
-
     def _function(self, name: str, *others: Any) -> Lanes:
         its = self.value.type
         letter = "f" if its.element in _INTEGERS else "i"
@@ -175,25 +150,6 @@ def called(
     kind = ir.FunctionType(result, [value.type for value in values])
     known = _helpers.get_or_insert_function(builder.module, kind, function)
     return builder.call(known, values, fastmath=flags)
-
-
-def folded(
-    builder: Any, count: Any, lanes: int, first: Lanes, step: Callable[[Any, Lanes], Lanes]
-) -> Lanes:
-    """step(j, …) of what it gave before, from `first` on, for j = 0, lanes, … below `count` ≥ 1."""
-    before, loop = builder.block, builder.append_basic_block("vectors")
-    after = builder.append_basic_block("folded")
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    j, value = builder.phi(WORD), builder.phi(first.value.type)
-    result = step(j, Lanes(builder, value))
-    following = builder.add(j, WORD(lanes))
-    for phi, start, later in ((j, WORD(0), following), (value, first.value, result.value)):
-        phi.add_incoming(start, before)
-        phi.add_incoming(later, builder.block)
-    builder.cbranch(builder.icmp_signed("<", following, count), loop, after)
-    builder.position_at_end(after)
-    return result
 
 
 def loaded(builder: Any, start: Any, lanes: int) -> Lanes:

@@ -17,9 +17,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils as _cgutils
 from numba.extending import intrinsic, register_jitable
-from torch import Tensor
 
-from epsilons.training.compiled import arrays, known_as, made_known, together, where
+from epsilons.training.compiled import known_as, made_known
 
 _PARALLEL, _PLACE, _SIZE = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
 _BYTES, _WHOLE, _NUMBER = ir.IntType(8).as_pointer(), ir.IntType(64), ir.IntType(32)
@@ -29,25 +28,21 @@ cgutils: Any = _cgutils
 
 
 def share_out(
-    count: int, some: Callable[..., None], at_once: Callable[..., bool], *given: Any
+    count: int, some: Callable[..., None], at_once: Callable[..., bool], *operands: Any
 ) -> None:
-    """Have as many threads as torch's go through `count` items, `some(first, last, *given)`.
+    """Have as many threads as torch's go through `count` items, `some(first, last, *operands)`.
 
-    `at_once(threads, count, *given)` is `go_through` with the same loop, compiled. On one thread
+    `at_once(threads, count, *operands)` is `go_through` with the same loop, compiled. On one thread
     no other is started: a process that has them must not fork. It too goes through `at_once`, since
     a loop that is compiled twice may be rounded in two ways.
-
-    Operands that are tensors, such as `compiled.compilable` ones, come to the loop as arrays.
     """
     threads = torch.get_num_threads() if count > 1 else 1
-    operands = [together(o) if isinstance(o, Tensor) else o for o in given]
     if HAS_TEAM:
-        if at_once(threads, count, *[where(o) if type(o) is Tensor else o for o in operands]):
+        if at_once(threads, count, *operands):
             raise MemoryError(
                 "a compiled loop failed, most likely for want of memory for its scratch"
             )
         return
-    operands = [o.detach().numpy() if type(o) is Tensor else o for o in operands]
     if threads == 1:
         some(0, count, *operands)
     else:
@@ -60,9 +55,9 @@ def share_out(
 def go_through(some: Any, threads: int, count: int, operands: Any) -> Any:
     """Call `some(first, last, *operands)` for a share of `count` items on each thread of the team.
 
-    Operands that say where numbers are become arrays. Whether one of the calls failed comes back.
+    Whether one of the calls failed comes back.
     """
-    return _go_through(some, threads, count, arrays(operands))
+    return _go_through(some, threads, count, operands)
 
 
 @_intrinsic
