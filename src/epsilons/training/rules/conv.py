@@ -31,7 +31,8 @@ from epsilons.training.rules.linear import CANCELLATION
 from epsilons.training.rules.registry import Term, chunks, norm_rule, precise, square_norms
 
 # Nanoseconds on one core, fitted to thirty shapes: only their ratios matter, and only for speed.
-_FLOP, _COPY, _ADD, _WRITE, _GROUPED, _CALL = 1 / 85, 1.2, 0.6, 1.0, 2.2, 1000.0
+_FLOP, _COPY, _ADD, _WRITE, _GROUPED, _IMAGE = 1 / 85, 1.2, 0.6, 1.0, 2.2, 1000.0
+_CALL = 5000.0  # of torch, which is all that counts for small tensors
 
 
 class Conv(Term):
@@ -173,18 +174,20 @@ def _costs(source: Sizes, places: Sizes, geometry: Geometry) -> dict[str, float]
     narrow = 4 if min(c // geometry.groups, o // geometry.groups) < 8 else 1
     seen = (2 if geometry.stride[-1] > 1 else 1) * _COPY * n * c * k * t  # apart: twice as slow
     costs = {
-        "patches": work + seen * (k > 1) + _WRITE * formed + _CALL * n,
-        "groups": 1.25 * narrow * work + _GROUPED * formed + _CALL * n,
-        "patch grams": seen + 2 * n * t * t * (taps + o) * _FLOP + 3 * _CALL * n,
+        "patches": work + seen * (k > 1) + _WRITE * formed + _IMAGE * n + 8 * _CALL,
+        "groups": 1.25 * narrow * work + _GROUPED * formed + _IMAGE * n + 6 * _CALL,
+        "patch grams": seen + 2 * n * t * t * (taps + o) * _FLOP + 3 * _IMAGE * n + 15 * _CALL,
         "shifted grams": math.inf,
     }
-    if not symmetric(source, places, geometry):
+    if not symmetric(source, places, geometry) or not formed:
         costs["groups"] = math.inf
     if geometry.groups > 1:
         costs["patch grams"] = math.inf
     elif len(geometry.kernel) == 2 and geometry.stride == (1, 1):
-        adds = n * sum(geometry.kernel) * t * t * _ADD
-        costs["shifted grams"] = 2 * n * (s * s * c + t * t * o) * _FLOP + adds + 3 * _CALL * n
+        shifts = sum(geometry.kernel)
+        adds, calls = n * shifts * t * t * _ADD, (15 + 6 * shifts) * _CALL
+        costs["shifted grams"] = 2 * n * (s * s * c + t * t * o) * _FLOP + adds + 3 * _IMAGE * n
+        costs["shifted grams"] += calls
     return costs
 
 

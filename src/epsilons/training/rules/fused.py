@@ -152,21 +152,20 @@ class _LayerNorm(Node):
     ) -> Tensor:
         out, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
         ctx.save_for_backward(x, mean, rstd, weight, bias)
-        ctx.count, ctx.deliver = count, deliver
+        ctx.eps, ctx.count, ctx.deliver = eps, count, deliver
         return out
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, rstd, weight, bias = ctx.saved_tensors
-        rows, its = (t.reshape(ctx.count, -1, x.shape[-1]) for t in (x, g))
+        its = g.reshape(ctx.count, -1, x.shape[-1])
         dx = None
         if ctx.needs_input_grad[0]:
             dx = _layer_norm_backward(
                 g, x, x.shape[-1:], mean, rstd, weight, bias, [True, False, False]
             )[0]
-        mean, rstd = mean.view(ctx.count, -1, 1), rstd.view(ctx.count, -1, 1)
-        scale = (rows - mean).mul_(rstd).mul_(its).sum(1)
-        ctx.deliver(scale, its.sum(1))
+        standard = torch.layer_norm(x, x.shape[-1:], eps=ctx.eps).view_as(its)
+        ctx.deliver(standard.mul_(its).sum(1), its.sum(1))
         return (dx, *[None] * 6)
 
 

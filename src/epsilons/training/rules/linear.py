@@ -12,6 +12,7 @@ from torch import Tensor
 from epsilons.training.rules.contractions import gram, summed_products
 from epsilons.training.rules.registry import Term, chunks, norm_rule, precise, square_norms
 
+_FEW = 2**18  # numbers that are materialized sooner than a ghost norm's calls are made
 CANCELLATION = 1e-2  # below this share of Σ_t‖a_t‖²‖g_t‖², a float32 Gram form errs above 1e-5
 
 
@@ -80,7 +81,8 @@ def _sequences(rows: Tensor) -> Tensor:
 
 def _forms(a: Tensor, g: Tensor) -> bool:
     """Whether materializing costs less than products of pairs of positions."""
-    return a.shape[1] > 1 and 2 * a.shape[1] ** 2 > a.shape[2] * g.shape[2]
+    positions, formed = a.shape[1], a.shape[2] * g.shape[2]
+    return positions > 1 and (2 * positions**2 > formed or len(a) * formed <= _FEW)
 
 
 def _formed(a: Tensor, g: Tensor) -> Tensor:
