@@ -1,14 +1,19 @@
 """Norm pass and private step beside Opacus and torch.func, as ratios to plain training.
 
-One process, methods interleaved, minimum of N rounds, two threads; small models get more rounds,
-so that each has the same chance of a quiet moment. On a machine that is shared with others these
-are seconds apart, and with few rounds one of them decides: in brackets is the median of the ratios
-within a round. All of it takes half an hour; `--seconds 2` is for a first look. The allocator keeps
-freed memory, for every method alike: private steps tell it to. Memory is the high-water mark of
-tensor bytes that a call adds, relative to the plain call's.
+One process, methods interleaved, two threads; small models get more rounds. A figure is the median
+of the ratios within a round, which a busy machine disturbs least; in brackets is the ratio of the
+least times. All of it takes half an hour; `--seconds 2` is for a first look. Memory is the
+high-water mark of tensor bytes that a call adds, relative to the plain call's.
 
-    python benchmarks/norms.py [--models mlp,wrn16-4] [--rounds 25] [--seconds 20]
-                               [--what norms,step,memory,linear] [--only epsilons,ghost]
+`launch` has tiny tensors, a batch of two and one thread, so that the number of calls counts and not
+the work, as on a GPU.
+
+How often the C library returns freed memory to the system changes all figures. This script leaves
+it as it is; to keep freed memory, set both variables for the whole process:
+
+    MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=1073741824 python benchmarks/norms.py
+        [--models mlp,wrn16-4] [--rounds 25] [--seconds 20]
+        [--what norms,step,memory,linear,launch] [--only epsilons,ghost]
 """
 
 from __future__ import annotations
@@ -37,22 +42,21 @@ from torch.func import functional_call, grad, vmap
 from epsilons import Plan
 from epsilons.models import mlp, resnet20, tanh_cnn, wide_resnet
 from epsilons.training import SecureNoise, private_step, supervised
-from epsilons.training.allocator import keep_freed_memory
 from epsilons.training.norms import batch_norms
 
 Call = Callable[[], Any]
 BOUND, NOISE, RATE = 1.0, 1.0, 1e-6
-CLASSES, VOCABULARY, LENGTH, WIDTH = 10, 1000, 64, 128
+CLASSES, VOCABULARY, LENGTH = 10, 1000, 64
 
 
 class Block(nn.Module):
     """A pre-norm transformer block in the layers that every peer knows."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, 4, -1)).movedim(2, 0).unbind(0)
@@ -65,15 +69,15 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Four blocks, a class from the mean over the sequence."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 128) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(4)))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.words, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(LENGTH, width)
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(4)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, CLASSES)
 
     def forward(self, ids: Tensor) -> Tensor:
-        places = torch.arange(LENGTH).expand_as(ids).contiguous()
-        hidden = self.blocks(self.words(ids) + self.places(places))
+        positions = torch.arange(ids.shape[1]).expand_as(ids).contiguous()
+        hidden = self.blocks(self.words(ids) + self.positions(positions))
         return self.head(self.norm(hidden).mean(1))
 
 
@@ -81,17 +85,22 @@ def _images(channels: int, size: int) -> Callable[[int], Tensor]:
     return lambda count: torch.randn(count, channels, size, size)
 
 
-def _sentences(count: int) -> Tensor:
-    return torch.randint(0, VOCABULARY, (count, LENGTH))
+def _sentences(length: int) -> Callable[[int], Tensor]:
+    return lambda count: torch.randint(0, VOCABULARY, (count, length))
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor], int, int]] = {
     "tanh-cnn": (tanh_cnn, _images(1, 28), 256, 256),
     "mlp": (lambda: mlp(784, CLASSES), _images(1, 28), 256, 1024),
     "resnet20": (lambda: resnet20(channels=1), _images(1, 28), 64, 64),
-    "transformer": (Transformer, _sentences, 32, 32),
+    "transformer": (Transformer, _sentences(LENGTH), 32, 32),
     "wrn16-4": (wide_resnet, _images(3, 32), 16, 16),
 }  # build, inputs, batch of the norm pass, batch of the step
+TINY = {
+    "resnet20": (lambda: resnet20(channels=1), _images(1, 8)),
+    "transformer": (lambda: Transformer(16), _sentences(8)),
+    "wrn16-4": (wide_resnet, _images(3, 8)),
+}
 
 loss_fn = supervised(nn.CrossEntropyLoss(reduction="none"))
 
@@ -252,9 +261,9 @@ def times_of(calls: dict[str, Call], rounds: int, seconds: float) -> dict[str, l
 
 
 def ratio(times: list[float], plain: list[float]) -> str:
-    """To plain: of the least times, and in brackets the median within a round."""
+    """To plain: the median within a round, and in brackets of the least times."""
     within = statistics.median(ours / its for ours, its in zip(times, plain, strict=False))
-    return f"{min(times) / min(plain):.2f} ({within:.2f})"
+    return f"{within:.2f} ({min(times) / min(plain):.2f})"
 
 
 def peak_bytes(call: Call) -> int:
@@ -307,29 +316,37 @@ def main() -> None:
     arguments.add_argument("--models", default=",".join(MODELS))
     arguments.add_argument("--rounds", type=int, default=25)
     arguments.add_argument("--seconds", type=float, default=20, help="of plain calls, at least")
-    arguments.add_argument("--what", default="norms,step,memory,linear")
+    arguments.add_argument("--what", default="norms,step,memory,linear,launch")
     arguments.add_argument("--only", default="", help="methods beside plain, by name")
     options = arguments.parse_args()
     torch.set_num_threads(2)
     warnings.simplefilter("ignore")
     what = options.what.split(",")
-    allocator = "keeps freed memory" if keep_freed_memory() else "has the user's settings"
+    kept = "MALLOC_TRIM_THRESHOLD_" in os.environ and "MALLOC_MMAP_THRESHOLD_" in os.environ
+    allocator = "keeps freed memory" if kept else "is as the system has it"
     print(
         f"torch {torch.__version__}, {torch.get_num_threads()} threads; the allocator {allocator}"
     )
     print("ratios to plain")
+    only = ("plain", *options.only.split(",")) if options.only else ()
+
+    def run(title: str, calls: dict[str, Call], memory: bool) -> None:
+        chosen = {name: call for name, call in calls.items() if not only or name in only}
+        compare(title, chosen, options.rounds, options.seconds, memory)
+
     for name in options.models.split(","):
         build, inputs, batch, step_batch = MODELS[name]
         for part, calls_of, size in (("norms", norm_passes, batch), ("step", steps, step_batch)):
             if part in what:
                 torch.manual_seed(0)
                 calls = calls_of(build, inputs(size), _labels(size))
-                if options.only:
-                    calls = {
-                        k: c for k, c in calls.items() if k in ("plain", *options.only.split(","))
-                    }
-                title = f"{name} {part} B {size}"
-                compare(title, calls, options.rounds, options.seconds, "memory" in what)
+                run(f"{name} {part} B {size}", calls, "memory" in what)
+            if "launch" in what and name in TINY:
+                torch.manual_seed(0)
+                build_tiny, tiny = TINY[name]
+                torch.set_num_threads(1)
+                run(f"{name} {part}, tiny", calls_of(build_tiny, tiny(2), _labels(2)), False)
+                torch.set_num_threads(2)
         if "linear" in what:
             linear_cost(name, options.rounds, options.seconds)
 
