@@ -1,96 +1,61 @@
-"""The transform of `epsilons.training.gaussian` one word at a time: what its blocks must equal."""
+"""The transform of `epsilons.training.gaussian` in Python's own floats: what it must equal.
+
+Python rounds every operation once, as IEEE 754 says, and fuses or reorders none.
+"""
 
 import math
+import struct
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-# Taylor coefficients from the highest power down; what follows is below 2⁻⁵⁸ on the range used.
-_ATANH = tuple(2.0 / (2 * k + 1) for k in range(10, 0, -1))
-_COS = tuple((-1.0) ** k / math.factorial(2 * k) for k in range(8, 0, -1))
-_SIN = tuple((-1.0) ** k / math.factorial(2 * k + 1) for k in range(8, 0, -1))
-_LN_2 = math.log(2.0)
-_ROOT_HALF_BITS = np.float64(math.sqrt(0.5)).view(np.int64)
-
-
-@intrinsic
-def fused(typing, x, y, z):
-    """x·y + z, rounded once."""
-
-    def generate(context, builder, signature, args):
-        number = ir.DoubleType()
-        kind = ir.FunctionType(number, [number] * 3)
-        return builder.call(
-            cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.f64"), args
-        )
-
-    return types.float64(types.float64, types.float64, types.float64), generate
+_ATANH = [2.0 / (2 * k + 1) for k in range(10, 0, -1)]
+_COS = [(-1.0) ** k / math.factorial(2 * k) for k in range(8, 0, -1)]
+_SIN = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(8, 0, -1)]
+_ALL = 2**64 - 1
 
 
 def gaussian_units(words, scale):
-    out = np.empty(words.size, dtype=np.int64)
-    _box_muller(words, float(scale), out)
-    return out
+    """Cosines, then sines, of words of which the first half gives radii, the second angles."""
+    pairs = len(words) // 2
+    radii = [float(scale) * math.sqrt(squared_radius(int(word))) for word in words[:pairs]]
+    directions = [direction(int(word)) for word in words[pairs:]]
+    each = [[nearest(r, d[k]) for r, d in zip(radii, directions, strict=True)] for k in (0, 1)]
+    return np.array(each[0] + each[1], dtype=np.int64)
 
 
-@njit(error_model="numpy")
-def _box_muller(words, scale, out):
-    pairs = words.size // 2
-    for i in range(pairs):
-        radius = scale * math.sqrt(_squared_radius(words[i]))
-        cos, sin = _direction(words[pairs + i])
-        out[i] = _nearest(radius, cos)
-        out[pairs + i] = _nearest(radius, sin)
+def squared_radius(word):
+    u = (float(word) + 0.5) * 2.0**-64
+    (bits,) = struct.unpack("<q", struct.pack("<d", u))
+    (root_half,) = struct.unpack("<q", struct.pack("<d", math.sqrt(0.5)))
+    k = (bits - root_half) >> 52
+    (one_plus_f,) = struct.unpack("<d", struct.pack("<q", bits - (k << 52)))
+    f = -((float(word ^ _ALL) + 0.5) * 2.0**-64) if k == 0 else one_plus_f - 1.0
+    s = f / (f + 2.0)
+    log = s * (s * s) * _horner(_ATANH, s * s) + s * 2.0
+    return float(k) * (-2.0 * math.log(2.0)) + log * -2.0
 
 
-@njit(error_model="numpy")
-def _squared_radius(word: int) -> float:
-    """−2 ln u for u = (word + ½)/2⁶⁴, relatively exact also where u is near 1.
-
-    ln u = k·ln 2 + ln(1 + f) with √½ ≤ 1 + f < √2, and ln(1 + f) = 2 artanh(f/(2 + f)).
-    """
-    u = (np.float64(word) + 0.5) * 2.0**-64
-    bits = np.float64(u).view(np.int64)
-    k = (bits - _ROOT_HALF_BITS) >> 52
-    below_one = (np.float64(~word) + 0.5) * 2.0**-64  # 1 − u, which u itself has rounded
-    f = -below_one if k == 0 else np.int64(bits - (k << 52)).view(np.float64) - 1.0
-    s = f / (2.0 + f)
-    square = s * s
-    series = 0.0
-    for coefficient in _ATANH:
-        series = fused(series, square, coefficient)
-    return fused(np.float64(k), -2.0 * _LN_2, -2.0 * fused(s * square, series, 2.0 * s))
-
-
-@njit(error_model="numpy")
-def _direction(word: int) -> tuple[float, float]:
-    """Cosine and sine of a uniform angle: two bits choose the quarter, the rest |φ| ≤ π/4 in it."""
-    odd = (word >> np.uint64(62)) & np.uint64(1)
-    half = word >> np.uint64(63)
-    angle = (np.float64(np.int64(word << np.uint64(2))) + 0.5) * (2.0**-65 * math.pi)
+def direction(word):
+    within = (word << 2) & _ALL
+    angle = (float(within - 2**64 if within >> 63 else within) + 0.5) * (2.0**-65 * math.pi)
     square = angle * angle
-    cos, sin = 0.0, 0.0
-    for coefficient in _COS:
-        cos = fused(cos, square, coefficient)
-    for coefficient in _SIN:
-        sin = fused(sin, square, coefficient)
-    cos = fused(square, cos, 1.0)
-    sin = fused(angle * square, sin, angle)
-    across = sin if odd else cos
-    up = cos if odd else sin
+    cosine = _horner(_COS, square) * square + 1.0
+    sine = angle * square * _horner(_SIN, square) + angle
+    odd, half = (word >> 62) & 1, word >> 63
+    across, up = (sine, cosine) if odd else (cosine, sine)
     return (-across if half ^ odd else across), (-up if half else up)
 
 
-@njit(error_model="numpy")
-def _nearest(radius: float, ratio: float) -> np.int64:
-    """⌊radius·ratio + ½⌋ of the product before it is rounded to float64.
+def nearest(radius, ratio):
+    high, its_high = (x * (2.0**27 + 1) - (x * (2.0**27 + 1) - x) for x in (radius, ratio))
+    product = high * its_high
+    rest = high * (ratio - its_high) + (radius - high) * ratio
+    whole = math.floor(product)
+    return whole + math.floor((product - whole) + rest + 0.5)
 
-    A rounded product has so few bits after the point that cells of the grid would differ in
-    probability by 2⁻²⁰. So what rounding took from it is added again.
-    """
-    product = radius * ratio
-    whole = np.floor(product)
-    return np.int64(whole + np.floor((product - whole) + fused(radius, ratio, -product) + 0.5))
+
+def _horner(coefficients, x):
+    total = coefficients[0]
+    for coefficient in coefficients[1:]:
+        total = total * x + coefficient
+    return total

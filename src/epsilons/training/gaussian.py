@@ -1,38 +1,27 @@
-"""Rounded Gaussians from random words, sixteen pairs at a time in registers."""
+"""Rounded Gaussians from random words, in a plain loop that gives the same bits on every machine.
+
+The loop has no branch, so that the compiler may take several numbers at a time; none of the
+operations used lets it change a bit by doing so.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 from numpy.typing import NDArray
 
-from epsilons.training.lanes import WORDS, Lanes, address, loaded, spread
-
 _Words = NDArray[np.uint64]
-
-# Several registers wide, so that no operation waits for the one before it.
-_LANES = 16
 
 # Taylor coefficients from the highest power down; what follows is below 2⁻⁵⁸ on the range used.
 _ATANH = tuple(2.0 / (2 * k + 1) for k in range(10, 0, -1))
 _COS = tuple((-1.0) ** k / math.factorial(2 * k) for k in range(8, 0, -1))
 _SIN = tuple((-1.0) ** k / math.factorial(2 * k + 1) for k in range(8, 0, -1))
 
-# Bits of float64
-_SIGN = 1 << 63
-_EXPONENT = 52  # where the exponent begins
-_BINADE = 1 << 52  # from x to 2x
-
-
-def _bits(x: float) -> int:
-    return int(np.float64(x).view(np.uint64))
-
-
-_intrinsic: Any = intrinsic  # numba itself gives the first argument
+_ROOT_HALF = int(np.float64(math.sqrt(0.5)).view(np.int64))  # its bits
+_EXPONENT = 52  # the bit where a float64's exponent begins
+_SPLIT = 2.0**27 + 1.0  # Veltkamp: x·_SPLIT gives the upper 26 bits of x
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -50,76 +39,68 @@ def gaussian_units(words: _Words, scale: float) -> None:
     product is kept to 2⁻⁴⁰ units, and some 2⁷⁰ word pairs share each value near the centre, some
     2⁴⁵ at 8 standard deviations: no value in between is left out.
 
-    Reproducible: made of correctly rounded IEEE 754 operations alone (+, −, ×, ÷, √, floor, and
-    products and sums fused where said), and of no library function, the result is the same on
-    every machine.
+    Reproducible: made of correctly rounded IEEE 754 operations alone (+, −, ×, ÷, √, floor), and of
+    no library function, the result is the same on every machine.
     """
     pairs = words.size // 2
-    whole = pairs - pairs % _LANES
-    for at in range(0, whole, _LANES):
-        _transform(words, at, pairs + at, scale)
-    rest = pairs - whole
-    if rest:
-        scratch = np.zeros(2 * _LANES, np.uint64)
-        scratch[:rest] = words[whole:pairs]
-        scratch[_LANES : _LANES + rest] = words[pairs + whole :]
-        _transform(scratch, 0, _LANES, scale)
-        words[whole:pairs] = scratch[:rest]
-        words[pairs + whole :] = scratch[_LANES : _LANES + rest]
+    units = words.view(np.float64)
+    for i in range(pairs):
+        radius = scale * math.sqrt(_squared_radius(words[i]))
+        cosine, sine = _direction(words[pairs + i])
+        units[i] = _nearest(radius, cosine)
+        units[pairs + i] = _nearest(radius, sine)
 
 
-@_intrinsic
-def _transform(typing: Any, words: Any, first: Any, second: Any, scale: Any) -> Any:
-    """Replace the words u at `first` and v at `second` by cosines and sines, as many as lanes."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        starts = [address(context, builder, WORDS, args[0], at) for at in args[1:3]]
-        u, v = (loaded(builder, start, _LANES) for start in starts)
-        radius = _radii(u) * spread(builder, args[3], _LANES)
-        for direction, start in zip(_directions(v), starts, strict=True):
-            _nearest(radius, direction).store(start)
-        return context.get_dummy_value()
-
-    return types.void(WORDS, types.int64, types.int64, types.float64), generate
-
-
-def _radii(words: Lanes) -> Lanes:
-    """√(−2 ln u) for u = (word + ½)/2⁶⁴, relatively exact also where u is near 1.
+@njit(cache=True, nogil=True, error_model="numpy")
+def _squared_radius(word: np.uint64) -> float:
+    """−2 ln u for u = (word + ½)/2⁶⁴, relatively exact also where u is near 1.
 
     ln u = k·ln 2 + ln(1 + f) with √½ ≤ 1 + f < √2, and ln(1 + f) = 2 artanh(f/(2 + f)).
     """
-    bits = (words.unsigned() + 0.5).bits()  # of 2⁶⁴·u
-    binade = (bits - (_bits(math.sqrt(0.5)) - _BINADE)) >> _EXPONENT  # k + 65
-    k = (binade | _bits(2.0**52)).from_bits() - (2.0**52 + 65.0)
-    one_plus_f = (bits - (binade << _EXPONENT) + _BINADE).from_bits()
-    near_one = ((~words).unsigned() + 0.5) * -(2.0**-64)  # u − 1, which u itself has rounded
-    f = binade.equals(65).choose(near_one, one_plus_f - 1.0)
+    bits = np.float64((np.float64(word) + 0.5) * 2.0**-64).view(np.int64)  # of u
+    k = (bits - _ROOT_HALF) >> _EXPONENT
+    below_one = (np.float64(~word) + 0.5) * 2.0**-64  # 1 − u, which u itself has rounded
+    f = -below_one if k == 0 else np.int64(bits - (k << _EXPONENT)).view(np.float64) - 1.0
     s = f / (f + 2.0)
     square = s * s
-    log = (s * square).fused(square.polynomial(_ATANH), s * 2.0)  # of 1 + f
-    return k.fused(-2.0 * math.log(2.0), log * -2.0).root()
+    series = _ATANH[0]
+    for coefficient in _ATANH[1:]:
+        series = series * square + coefficient
+    log = s * square * series + s * 2.0  # of 1 + f
+    return np.float64(k) * (-2.0 * math.log(2.0)) + log * -2.0
 
 
-def _directions(words: Lanes) -> tuple[Lanes, Lanes]:
+@njit(cache=True, nogil=True, error_model="numpy")
+def _direction(word: np.uint64) -> tuple[float, float]:
     """Cosine and sine of a uniform angle: two bits choose the quarter, the rest |φ| ≤ π/4 in it."""
-    angle = ((words << 2).signed() + 0.5) * (2.0**-65 * math.pi)
+    angle = (np.float64(np.int64(word << np.uint64(2))) + 0.5) * (2.0**-65 * math.pi)
     square = angle * angle
-    cos = square.fused(square.polynomial(_COS), 1.0)
-    sin = (angle * square).fused(square.polynomial(_SIN), angle)
-    odd = (words << 1) & _SIGN
-    half = words & _SIGN
-    across = odd.equals(0).choose(cos, sin).bits() ^ half ^ odd
-    up = odd.equals(0).choose(sin, cos).bits() ^ half
-    return across.from_bits(), up.from_bits()
+    cosine, sine = _COS[0], _SIN[0]
+    for coefficient in _COS[1:]:
+        cosine = cosine * square + coefficient
+    for coefficient in _SIN[1:]:
+        sine = sine * square + coefficient
+    cosine = cosine * square + 1.0
+    sine = angle * square * sine + angle
+    odd = (word >> np.uint64(62)) & np.uint64(1)
+    half = word >> np.uint64(63)
+    across = sine if odd else cosine
+    up = cosine if odd else sine
+    return (-across if half ^ odd else across), (-up if half else up)
 
 
-def _nearest(radius: Lanes, ratio: Lanes) -> Lanes:
+@njit(cache=True, nogil=True, error_model="numpy")
+def _nearest(radius: float, ratio: float) -> float:
     """⌊radius·ratio + ½⌋ of the product before it is rounded to float64.
 
     A rounded product has so few bits after the point that cells of the grid would differ in
-    probability by 2⁻²⁰. So what rounding took from it is added again.
+    probability by 2⁻²⁰. So both factors are split, and the product of their upper halves is exact.
     """
-    product = radius * ratio
-    lost = radius.fused(ratio, -product)
-    whole = product.floor()
-    return whole + ((product - whole) + lost + 0.5).floor()
+    spread = radius * _SPLIT
+    high = spread - (spread - radius)
+    spread = ratio * _SPLIT
+    its_high = spread - (spread - ratio)
+    product = high * its_high
+    rest = high * (ratio - its_high) + (radius - high) * ratio
+    whole = float(np.floor(product))
+    return whole + float(np.floor((product - whole) + rest + 0.5))

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from epsilons.accounting import checks
-from epsilons.training.cipher import HAS_AES, round_keys
 
 KEY_BYTES = 32
 _BLOCK_BYTES = 16
@@ -67,7 +66,6 @@ class Keystream:
         self._seeded = bool(seeded)
         self._position = _checked(position)
         self._cipher: CipherContext | None = None  # made when it is read from
-        self._round_keys: NDArray[np.uint64] | None = None  # the same
         self._destroyed = False
         self._process = os.getpid()
         _live.add(self)
@@ -124,29 +122,22 @@ class Keystream:
 
     def fill(self, words: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """`words` themselves, a contiguous array, now holding the next integers of the stream."""
-        raw = words.view(np.uint8).data
-        cipher = self._ahead(len(raw))
-        for start in range(0, len(raw), len(_ZEROS)):
-            part = raw[start : start + len(_ZEROS)]
-            cipher.update_into(_ZEROS[: len(part)], part)
-        self._position += len(raw)
-        return words if sys.byteorder == "little" else words.byteswap(inplace=True)
+        _encrypt_zeros(self._ahead(words.nbytes), words)
+        self._position += words.nbytes
+        return words
 
-    def hand_over(self, count: int) -> tuple[NDArray[np.uint64], np.uint64, np.uint64] | None:
-        """Leave the next `count` integers for a compiled loop to make: `cipher_words`' operands.
-
-        Round keys, nonce and first block. None if no loop can, and nothing was handed over: then
-        `fill` gives them.
-        """
-        count *= 8
-        block, within = divmod(self._position, _BLOCK_BYTES)
+    def skip(self, count: int) -> int:
+        """Leave the next `count` bytes to `fill_at`; the position of the first of them."""
         self._expect_ahead(count)
-        if not HAS_AES or within or count % _BLOCK_BYTES:
-            return None
-        if self._round_keys is None:
-            self._round_keys = round_keys(self._key)
-        self._position, self._cipher = self._position + count, None
-        return self._round_keys, np.frombuffer(self._nonce, np.uint64)[0], np.uint64(block)
+        first = self._position
+        self._position, self._cipher = first + count, None
+        return first
+
+    def fill_at(self, position: int, words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """The same from byte `position` on, wherever the stream is; several threads may ask."""
+        self._alive()
+        _encrypt_zeros(self._cipher_at(_checked(position)), words)
+        return words
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
         """The next `count` numbers, uniform on the multiples of 2⁻⁵³ in [0, 1)."""
@@ -155,13 +146,10 @@ class Keystream:
     def destroy(self) -> None:
         """Overwrite the keys; nothing can be read any more. Forks keep their own copy.
 
-        So are the round keys that loops were given; the cipher's own expanded key is cleared by
-        OpenSSL as its context is freed here. What the
+        The cipher's own expanded key is cleared by OpenSSL as its context is freed here. What the
         interpreter copied on the way (`os.urandom` returns immutable bytes) is out of reach.
         """
         self._key[:] = bytes(KEY_BYTES)
-        if self._round_keys is not None:
-            self._round_keys.fill(0)
         self._cipher = None
         self._destroyed = True
 
@@ -180,11 +168,15 @@ class Keystream:
         """The cipher, if `count` more bytes may be read."""
         self._expect_ahead(count)
         if self._cipher is None:
-            block, skipped = divmod(self._position, _BLOCK_BYTES)
-            start = modes.CTR(self._nonce + block.to_bytes(_BLOCK_BYTES - _PURPOSE_BYTES, "big"))
-            self._cipher = Cipher(algorithms.AES(self._key), start).encryptor()
-            self._cipher.update(bytes(skipped))
+            self._cipher = self._cipher_at(self._position)
         return self._cipher
+
+    def _cipher_at(self, position: int) -> CipherContext:
+        block, skipped = divmod(position, _BLOCK_BYTES)
+        start = modes.CTR(self._nonce + block.to_bytes(_BLOCK_BYTES - _PURPOSE_BYTES, "big"))
+        cipher = Cipher(algorithms.AES(self._key), start).encryptor()
+        cipher.update(bytes(skipped))
+        return cipher
 
     def _expect_ahead(self, count: int) -> None:
         self._alive()
@@ -238,6 +230,16 @@ def poisson_draw(stream: Keystream, n: int, rate: float) -> Tensor:
     coins = stream.words(n) >> np.uint64(11)
     # down, not nearest: an example drawn more often than the plan says would be undercharged
     return torch.from_numpy(np.flatnonzero(coins < np.uint64(math.floor(rate * 2.0**53))))
+
+
+def _encrypt_zeros(cipher: CipherContext, words: NDArray[np.uint64]) -> None:
+    """Fill a contiguous array with the next bytes of a counter-mode cipher, low bytes first."""
+    raw = words.view(np.uint8).data
+    for start in range(0, len(raw), len(_ZEROS)):
+        part = raw[start : start + len(_ZEROS)]
+        cipher.update_into(_ZEROS[: len(part)], part)
+    if sys.byteorder == "big":
+        words.byteswap(inplace=True)
 
 
 def _nonce(purpose: bytes) -> bytes:

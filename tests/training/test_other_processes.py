@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from epsilons.training import SeededNoise
-from epsilons.training.compiled import scratch
 
 FORKED = """
 import os, torch
@@ -77,15 +76,3 @@ def test_noise_is_the_same_for_any_processor(settings, tmp_path):
         env={**os.environ, **settings, "NUMBA_CACHE_DIR": str(tmp_path)},
     )
     assert done.stdout == f"{expected}\n", done.stderr
-
-
-@pytest.mark.parametrize("kind", [np.float32, np.uint64])
-@pytest.mark.parametrize("size", [0, 1, 7, 16, 1000])
-def test_scratch_begins_with_a_line_of_memory(size, kind):
-    rooms = [scratch(size, kind) for _ in range(20)]
-    for room in rooms:
-        assert room.ctypes.data % 64 == 0
-        assert room.shape == (size,)
-        assert room.dtype == kind
-        assert not room.any()
-        room[:] = 1
