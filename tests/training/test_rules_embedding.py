@@ -39,6 +39,14 @@ def test_gradients_of_one_id_that_cancel_leave_what_is_left():
     assert square_norms(torch.zeros(1, 3, dtype=torch.int64), g).item() == 1.0
 
 
+@pytest.mark.parametrize("positions", [128, 129, 20_000])
+def test_many_equal_gradients_of_one_id_are_not_summed_too_coarsely(positions):
+    g = torch.full((2, positions, 3), 0.5 + 5 / 47)
+    found = square_norms(torch.zeros(2, positions, dtype=torch.int64), g)
+    exact = 3 * (positions * g[0, 0, 0].double()) ** 2
+    assert (found.double() / exact - 1).abs().max() <= 1e-5
+
+
 def test_no_positions_and_no_examples_have_no_gradients():
     for examples, positions in ((2, 0), (0, 3), (0, 0)):
         ids = torch.zeros(examples, positions, dtype=torch.int64)

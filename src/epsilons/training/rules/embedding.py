@@ -11,6 +11,8 @@ from torch import Tensor
 
 from epsilons.training.rules.registry import Term, UnsupportedLayer, norm_rule, precise
 
+_LONG = 128  # positions that may all have one id: more equal numbers are summed in float64
+
 
 class Embedding(Term):
     """Rows looked up by id: gradient row v = Σ g_t over places t with id v; data: (B, …) ids."""
@@ -38,11 +40,14 @@ class Embedding(Term):
 
     def square_norms(self, g: Tensor) -> Tensor:
         ids, g = self.places(g)
+        kind = g.dtype
+        if ids.shape[1] > _LONG:
+            g = g.double()
         owner = torch.arange(len(g), device=g.device).unsqueeze(1)
         keys, place = torch.unique(owner * self.vocabulary + ids, return_inverse=True)
         rows = g.new_zeros(len(keys), g.shape[2]).index_add_(0, place.flatten(), g.flatten(0, 1))
         squares = g.new_zeros(len(g))
-        return squares.index_add_(0, keys // self.vocabulary, rows.square().sum(1))
+        return squares.index_add_(0, keys // self.vocabulary, rows.square().sum(1)).to(kind)
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
         ids, g = self.places(g)
