@@ -496,7 +496,7 @@ class Interception(TorchFunctionMode):
         return out
 
     def _tap(self, out: Tensor, arrived: Callable[[Tensor], None]) -> Tensor:
-        return cast(Tensor, Tap.applied(out, self.anchor, arrived))
+        return cast(Tensor, Tap.apply(out, self.anchor, arrived))  # type: ignore[no-untyped-call]
 
     def _out_of_place(self, name: str, args: Any, kwargs: Any) -> Any:
         target = args[0]

@@ -120,7 +120,7 @@ def _layer_norm(
     whole_rows = input.dim() == 2 and len(normalized_shape) == 1
     if not (known(input)[0] and whole_rows and weight is None and bias is None):
         return None
-    rstd = out.grad_fn._saved_result2.detach()  # type: ignore[union-attr]
+    rstd = (input.detach().var(1, correction=0, keepdim=True) + eps).rsqrt()
     return Standardised(out.detach(), rstd, torch.ones_like(rstd), torch.zeros_like(rstd))
 
 

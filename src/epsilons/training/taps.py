@@ -14,21 +14,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 
-class Node(torch.autograd.Function):
-    """A node of the graph."""
-
-    @classmethod
-    def applied(cls, *args: Any) -> Any:
-        """`apply` without its search for what nodes of ours don't have: it takes most of its time.
-
-        Inside transforms of torch.func it says that they are not supported.
-        """
-        if torch._C._are_functorch_transforms_active():
-            return cls.apply(*args)  # type: ignore[no-untyped-call]
-        return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]
-
-
-class Tap(Node):
+class Tap(torch.autograd.Function):
     """An output as it is; on the way back, its gradient is shown.
 
     A node of its own and not a hook: a hook on a view would be lost when the model modifies the

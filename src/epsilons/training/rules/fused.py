@@ -20,7 +20,6 @@ from epsilons.training.rules.conv import ChannelBias, Conv, conv, sizes
 from epsilons.training.rules.linear import linear
 from epsilons.training.rules.normalisation import group_norm, layer_norm
 from epsilons.training.rules.registry import Rule, Term
-from epsilons.training.taps import Node
 
 _Deliver = Callable[[Tensor, Tensor], None]
 _PRECISE = frozenset({torch.float32, torch.float64})
@@ -31,7 +30,7 @@ _group_norm_backward = torch.ops.aten.native_group_norm_backward.default
 _layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
 
 
-class _Linear(Node):
+class _Linear(torch.autograd.Function):
     """A linear map; on the way back its operands are handed over, and only they."""
 
     @staticmethod
@@ -48,7 +47,7 @@ class _Linear(Node):
         return (g @ weight if ctx.needs_input_grad[0] else None, *[None] * 4)
 
 
-class _Conv2d(Node):
+class _Conv2d(torch.autograd.Function):
     """The same for convolutions of pictures."""
 
     @staticmethod
@@ -78,7 +77,7 @@ class _Conv2d(Node):
         return (dx, *[None] * 5)
 
 
-class _GroupNorm(Node):
+class _GroupNorm(torch.autograd.Function):
     """Group norm; on the way back the examples are handed to the kernel as channels.
 
     A batch (N, C) with G groups is (1, N·C) with N·G groups: the same sums, except that the
@@ -133,7 +132,7 @@ def _pixel_by_pixel(x: Tensor) -> bool:
     return x.is_cpu and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
 
 
-class _LayerNorm(Node):
+class _LayerNorm(torch.autograd.Function):
     """Layer norm over the last dimension, with mean μ and reciprocal deviation r per place t.
 
     ∂/∂γ = Σ_t r_t (x_t − μ_t) g_t,   ∂/∂β = Σ_t g_t
@@ -264,9 +263,11 @@ def _values(*weights: Tensor | None) -> list[Any]:
     return [None if w is None else w.detach() for w in weights]
 
 
-def _rows(interception: Any, node: type[Node], input: Tensor, *rest: Any) -> Tensor:
+def _rows(
+    interception: Any, node: type[torch.autograd.Function], input: Tensor, *rest: Any
+) -> Tensor:
     """A node applied to one row per example, which gives one row per example."""
-    out: Tensor = node.applied(input, interception.anchor, *rest)
+    out: Tensor = node.apply(input, interception.anchor, *rest)  # type: ignore[no-untyped-call]
     interception.mark_rows(out)
     return out
 

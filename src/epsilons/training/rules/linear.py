@@ -56,7 +56,7 @@ class Linear(Term):
         forms = _forms(a, g)
         each = 4 * a.shape[2] * g.shape[2] if forms else 8 * a.shape[1] ** 2
         norms, parts = _formed if forms else _ghost, chunks(len(g), each)
-        if len(parts) == 1:
+        if len(parts) <= 1:
             return norms(a, g)
         return torch.cat([norms(a[rows], g[rows]) for rows in parts])
 
