@@ -112,7 +112,9 @@ def test_epsilons_are_those_of_our_own_loop_on_the_same_norms(tmp_path, mode):
             ours.charge(step)
         expected = ours.epsilons()
     # recorded norms carry 2e-5 for their own rounding
-    np.testing.assert_allclose(found.values, expected.values, rtol=1e-4)
+    # equal norms but for rounding; one may be certified between levels, the other rounded up to one
+    np.testing.assert_allclose(found.values, expected.values, rtol=2e-3)
+    assert np.median(np.abs(found.values / expected.values - 1)) < 1e-5
     assert found.kind == "exact"
     assert len(np.unique(found.values)) > N // 2
 

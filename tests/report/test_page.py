@@ -23,7 +23,7 @@ def test_first_screen_answers_how_private_for_whom_and_how_sure(page, followed):
     eps = followed.epsilons()
     first = page[: page.index("<nav")]
     assert f"ε ≤ {eps.worst_case:.3f}" in first
-    assert f"half of the records have ε ≤ {eps.quantile(0.5):.3f}" in first
+    assert f"half of the records have ε ≤ {epsilon_text(eps.quantile(0.5))}" in first
     assert "Estimates:" in first
     assert "Checked on 60 examples" in first
     assert "For the curator’s eyes" in first
