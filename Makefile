@@ -44,7 +44,7 @@ slow: setup  ## the full-size tests
 
 soak: setup  ## 200 times kill -9 at random moments, seeded and secret runs; readers beside 10,000 steps
 	EPSILONS_KILLS=200 $(BIN)/pytest tests/training/test_resume.py -k killed
-	EPSILONS_LIVE_STEPS=10000 $(BIN)/pytest tests/test_live.py
+	EPSILONS_LIVE_STEPS=10000 $(BIN)/pytest tests/journal/test_live.py
 
 mnist: setup  ## all 60,000 examples, both clippings, from the folder DATA (default .data)
 	@for clipping in max individual; do \

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from epsilons import Plan
 from epsilons.models import resnet20
+from epsilons.noise.grid import SecureNoise
 from epsilons.training import private_step, supervised
-from epsilons.training.noise import SecureNoise
 
 STD = 1.3
 BATCH = 64

@@ -40,9 +40,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from epsilons import Plan
+from epsilons.gradients.norms import batch_norms
 from epsilons.models import mlp, resnet20, tanh_cnn, wide_resnet
-from epsilons.training import SecureNoise, private_step, supervised
-from epsilons.training.norms import batch_norms
+from epsilons.noise import SecureNoise
+from epsilons.training import private_step, supervised
 
 Call = Callable[[], Any]
 BOUND, NOISE, RATE = 1.0, 1.0, 1e-6

@@ -18,8 +18,9 @@ import torch
 
 from epsilons import Epsilons, Run
 from epsilons.data import Data
+from epsilons.gradients import gradient_norms
 from epsilons.release import Budget, ClipBound, Cost, release_median_norm
-from epsilons.training import correct_class, fit, gradient_norms
+from epsilons.training import correct_class, fit
 from experiments.presets import OPTIONAL, PRESETS
 from experiments.recipes import METHOD, Recipe
 from experiments.sources import loss_for, missing, model_for, source

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "src" / "epsilons"
 # Each room and the rooms it may look into.
 GROUND = {"files", "randomness", "tables", "terminal"}
 ACCOUNTING = {"accounting"} | GROUND
-FACTS = {"journal", "examples", "chain", "held"} | ACCOUNTING
+FACTS = {"journal", "examples"} | ACCOUNTING
 RUNS = {"runs"} | FACTS
 ALLOWED = {
     "files": set(),
@@ -21,26 +21,26 @@ ALLOWED = {
     "randomness": set(),
     "terminal": set(),
     "accounting": GROUND,
-    "chain": GROUND,
-    "held": set(),
-    "journal": ACCOUNTING | {"chain", "held"},
+    "journal": ACCOUNTING,
     "examples": ACCOUNTING,
     "measured": ACCOUNTING,
     "runs": FACTS,
-    "training": RUNS | {"release"},
+    "gradients": set(),
+    "noise": ACCOUNTING,
+    "training": RUNS | {"gradients", "noise", "release"},
     "analysis": RUNS,
     "release": RUNS,
     "data": RUNS,
     "models": set(),
     "report": RUNS | {"analysis", "release"},
-    "integrations": RUNS | {"training", "release"},
+    "integrations": RUNS | {"gradients", "noise", "training", "release"},
     "settings": ACCOUNTING,
-    "job": RUNS | {"training", "data", "models", "settings", "release"},
+    "job": RUNS | {"gradients", "training", "data", "models", "settings", "release"},
     "cli": RUNS | {"analysis", "release", "report", "job", "measured", "settings"},
     "__init__": RUNS,
     "__main__": {"cli"},
 }
-TORCH_ROOMS = {"training", "data", "models", "integrations", "job"}
+TORCH_ROOMS = {"gradients", "noise", "training", "data", "models", "integrations", "job"}
 
 
 def imports(file: Path) -> set[str]:

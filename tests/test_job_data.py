@@ -13,9 +13,10 @@ from PIL import Image
 
 from epsilons import job
 from epsilons.data import digits
+from epsilons.gradients import gradient_norms
 from epsilons.release import Budget, verify_ledger
 from epsilons.settings import Settings
-from epsilons.training import gradient_norms, supervised
+from epsilons.training import supervised
 
 STEPS = dict(
     lr=0.5, noise_multiplier=1.0, delta=1e-5, max_grad_norm=1.0, sample_rate=0.1, steps=3,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from epsilons.training.rules import RULES
+from epsilons.gradients.rules import RULES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from epsilons import Examples, Plan, Run
-from epsilons import journal as journal_module
-from epsilons.chain import Chain
+from epsilons.journal import journal as journal_module
+from epsilons.journal.chain import Chain
 from epsilons.randomness import Randomness
 
 PLAN = Plan(

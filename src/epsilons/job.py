@@ -26,12 +26,13 @@ from epsilons import data as readers
 from epsilons.accounting.plan import Plan
 from epsilons.data import Data, digits, fewer
 from epsilons.files import needing_room, private_file, private_folder, public_file
+from epsilons.gradients import gradient_norms
 from epsilons.models import network
 from epsilons.randomness import Randomness
 from epsilons.release import Budget, median_cost, release_median_norm
 from epsilons.runs import Run
 from epsilons.settings import Settings
-from epsilons.training import correct_class, fit, gradient_norms, supervised
+from epsilons.training import correct_class, fit, supervised
 from epsilons.training.environment import usable_device
 from epsilons.training.identity import with_digests
 from epsilons.training.inspection import inspect_start

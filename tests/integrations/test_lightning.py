@@ -10,15 +10,11 @@ pl = pytest.importorskip("lightning.pytorch")
 from opacus import PrivacyEngine  # noqa: E402
 
 from epsilons import Plan  # noqa: E402
+from epsilons.gradients import gradient_norms  # noqa: E402
 from epsilons.integrations.lightning import IndividualPrivacy  # noqa: E402
-from epsilons.training import (  # noqa: E402
-    PoissonLoader,
-    SeededNoise,
-    gradient_norms,
-    private_step,
-    supervised,
-)
-from epsilons.training.noise import rounding_charge  # noqa: E402
+from epsilons.noise import SeededNoise  # noqa: E402
+from epsilons.noise.grid import rounding_charge  # noqa: E402
+from epsilons.training import PoissonLoader, private_step, supervised  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 N = 60

@@ -15,11 +15,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from epsilons import Journal, Plan, Run, individual_epsilons
+from epsilons.gradients import gradient_norms
 from epsilons.integrations.opacus import attach
 from epsilons.integrations.opacus_parts import randomness_of
 from epsilons.randomness import Randomness
 from epsilons.release import owner_statement, statement_text
-from epsilons.training import gradient_norms, supervised
+from epsilons.training import supervised
 from epsilons.training.identity import record_digests
 
 pytestmark = [

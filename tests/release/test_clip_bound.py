@@ -56,7 +56,8 @@ def test_too_few_norms_are_refused():
 def test_the_median_of_real_initial_norms_is_within_two_percent():
     """MNIST, all 60,000, at (0.1, 1e-5); the error is about 0.1 %."""
     torch = pytest.importorskip("torch")
-    from epsilons.training import gradient_norms, supervised
+    from epsilons.gradients import gradient_norms
+    from epsilons.training import supervised
 
     raw = Path(os.environ["EPSILONS_DATA"]) / "MNIST" / "raw"
     images = np.frombuffer(gzip.decompress((raw / "train-images-idx3-ubyte.gz").read_bytes())[16:],

@@ -10,7 +10,7 @@ import pytest
 from folders import make_run
 
 from epsilons import Run
-from epsilons.chain import Chain
+from epsilons.journal.chain import Chain
 from epsilons.release import (
     Budget,
     Limit,

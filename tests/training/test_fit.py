@@ -9,15 +9,10 @@ from trained import LOSS, data, plan, small_model, trained
 
 from epsilons import Examples, Run
 from epsilons.accounting.histories import clipping_thresholds
-from epsilons.training import (
-    clipped_gradients,
-    correct_class,
-    fit,
-    gradient_norms,
-    private_step,
-)
+from epsilons.gradients import clipped_gradients, gradient_norms
+from epsilons.noise.grid import grid, rounding_charge
+from epsilons.training import correct_class, fit, private_step
 from epsilons.training.identity import record_digests
-from epsilons.training.noise import grid, rounding_charge
 
 
 def test_run_leaves_the_plans_refreshes_and_charges(tmp_path):

@@ -8,7 +8,8 @@ from torch.utils.data import Dataset, Subset
 from trained import LOSS, data, plan, small_model, trained
 
 from epsilons import Run
-from epsilons.training import UnsupportedLayer, check_model, fit, inspection, loop
+from epsilons.gradients import UnsupportedLayer, check_model
+from epsilons.training import fit, inspection, loop
 from epsilons.training.inspection import inspect_refresh, inspect_start
 
 

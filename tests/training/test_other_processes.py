@@ -7,11 +7,12 @@ import sys
 import pytest
 import torch
 
-from epsilons.training import SeededNoise
+from epsilons.noise import SeededNoise
 
 FORKED = """
 import os, torch
-from epsilons.training import SeededNoise, gradient_norms
+from epsilons.gradients import gradient_norms
+from epsilons.noise import SeededNoise
 
 class Both(torch.nn.Module):
     def __init__(self):
@@ -43,7 +44,7 @@ def test_on_one_thread_a_forked_process_finds_the_same():
 
 NOISE = """
 import torch
-from epsilons.training import SeededNoise
+from epsilons.noise import SeededNoise
 print(SeededNoise(3).added_to({"w": torch.zeros(1001)}, 1.0)["w"].double().sum().item())
 """
 

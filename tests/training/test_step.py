@@ -7,16 +7,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from epsilons import Journal, Plan
-from epsilons.training import (
-    PoissonLoader,
-    SeededNoise,
-    charged_norms,
-    clipped_gradients,
-    gradient_norms,
-    private_step,
-    supervised,
-)
-from epsilons.training.noise import grid
+from epsilons.gradients import clipped_gradients, gradient_norms
+from epsilons.noise import SeededNoise
+from epsilons.noise.grid import grid
+from epsilons.training import PoissonLoader, charged_norms, private_step, supervised
 
 LOSS = supervised(nn.CrossEntropyLoss(reduction="none"))
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from epsilons.analysis.confidence import Interval, share_interval
 from epsilons.analysis.groups import SMALL, group_labels
-from epsilons.analysis.intervals import Interval, share_interval
 from epsilons.examples import Examples
 
 SPLITS = 20

@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epsilons.accounting.results import Epsilons
-from epsilons.analysis.correlation import spearman
-from epsilons.analysis.intervals import (
+from epsilons.analysis.confidence import (
     RESAMPLES,
     Interval,
     percentiles,
     resampled_means,
     share_interval,
 )
+from epsilons.analysis.correlation import spearman
 from epsilons.examples import Examples
 
 QUANTILES = (0.1, 0.5, 0.9)

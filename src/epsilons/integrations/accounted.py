@@ -17,15 +17,15 @@ from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons
 from epsilons.examples import Examples
 from epsilons.files import private_file
+from epsilons.gradients import gradient_norms
+from epsilons.gradients.clip_factors import NORM_ERROR
+from epsilons.gradients.model_checks import MixedExamples
+from epsilons.gradients.norms import LossFn, check_loss_fn
 from epsilons.randomness import Randomness
 from epsilons.release.ledger import renew_ledger
 from epsilons.runs import Run
-from epsilons.training import gradient_norms
-from epsilons.training.checks import MixedExamples
-from epsilons.training.clipping import NORM_ERROR
 from epsilons.training.identity import with_digests
 from epsilons.training.inspection import inspect_refresh, inspect_start
-from epsilons.training.norms import LossFn, check_loss_fn
 from epsilons.training.step import charged_norms
 
 Collate = Callable[[list[Any]], Any]

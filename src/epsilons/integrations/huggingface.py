@@ -14,8 +14,8 @@ from transformers import TrainerCallback
 
 from epsilons.accounting.results import Epsilons
 from epsilons.examples import Examples
+from epsilons.gradients.norms import LossFn
 from epsilons.integrations.opacus import AttachedToOpacus, attach
-from epsilons.training.norms import LossFn
 
 
 class IndividualPrivacy(TrainerCallback):

@@ -11,10 +11,10 @@ from torch.utils.data import Dataset
 from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons
 from epsilons.examples import Examples
+from epsilons.gradients.norms import LossFn
 from epsilons.integrations.accounted import Accounted
 from epsilons.randomness import Randomness
 from epsilons.training import PoissonLoader
-from epsilons.training.norms import LossFn
 
 
 class IndividualPrivacy(pl.Callback):

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons
 from epsilons.examples import Examples
+from epsilons.gradients.norms import LossFn
 from epsilons.integrations.accounted import Accounted
 from epsilons.integrations.opacus_parts import (
     accountant_of,
@@ -40,7 +41,6 @@ from epsilons.integrations.opacus_parts import (
     resting,
     steps_taken,
 )
-from epsilons.training.norms import LossFn
 
 _REFRESHES_PER_EPOCH = 3  # the paper's
 # between Opacus's norms, in the precision of its gradients, and ours

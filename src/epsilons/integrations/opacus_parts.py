@@ -18,9 +18,9 @@ from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch.utils.data import DataLoader, default_collate
 
+from epsilons.gradients.norms import trainable
 from epsilons.integrations.accounted import Collate
 from epsilons.randomness import Randomness, Source
-from epsilons.training.norms import trainable
 from epsilons.training.sampling import torch_source
 from epsilons.training.step import check_optimizer
 

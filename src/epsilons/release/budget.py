@@ -30,7 +30,7 @@ from epsilons.accounting.composition import (
     gaussian_keeps,
     gaussian_mu,
 )
-from epsilons.chain import SALT_BYTES, Chain
+from epsilons.journal.chain import SALT_BYTES, Chain
 from epsilons.release.mechanisms import DISTANCE
 from epsilons.runs import Run
 

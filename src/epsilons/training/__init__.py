@@ -1,39 +1,42 @@
-"""From data to noisy steps: the PyTorch half."""
+"""From data to noisy steps: batches, steps, runs and checkpoints."""
+
+from typing import NoReturn
 
 from epsilons.training.callbacks import Ema, TensorBoard, Together
-from epsilons.training.checks import ModelCheck, check_model, replace_batch_norm
 from epsilons.training.evaluation import correct_class
 from epsilons.training.fit import fit
 from epsilons.training.interrupt import Interrupted
-from epsilons.training.keystream import Keystream
 from epsilons.training.loop import Step
-from epsilons.training.noise import SecureNoise, SeededNoise
-from epsilons.training.norms import clipped_gradients, gradient_norms, supervised
-from epsilons.training.rules import Term, UnsupportedLayer, norm_rule
+from epsilons.training.losses import supervised
 from epsilons.training.sampling import PoissonLoader
 from epsilons.training.step import charged_norms, private_step
 
 __all__ = [
     "Ema",
     "Interrupted",
-    "Keystream",
-    "ModelCheck",
     "PoissonLoader",
-    "SecureNoise",
-    "SeededNoise",
     "Step",
     "TensorBoard",
-    "Term",
     "Together",
-    "UnsupportedLayer",
     "charged_norms",
-    "check_model",
-    "clipped_gradients",
     "correct_class",
     "fit",
-    "gradient_norms",
-    "norm_rule",
     "private_step",
-    "replace_batch_norm",
     "supervised",
 ]
+
+_GRADIENTS = (
+    "ModelCheck UnsupportedLayer check_model clipped_gradients gradient_norms norm_rule "
+    "replace_batch_norm"
+)
+_MOVED = {
+    **{name: f"epsilons.gradients.{name}" for name in _GRADIENTS.split()},
+    **{name: f"epsilons.noise.{name}" for name in ("Keystream", "SecureNoise", "SeededNoise")},
+    "Term": "epsilons.gradients.Term",
+}
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name in _MOVED:
+        raise ImportError(f"epsilons.training.{name} has moved: import {_MOVED[name]}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

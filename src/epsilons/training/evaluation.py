@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset
 
-from epsilons.training.norms import LossFn
+from epsilons.gradients.norms import LossFn
 from epsilons.training.sampling import batch_of
 
 CorrectFn = Callable[[nn.Module, Any], Tensor]

@@ -18,7 +18,9 @@ from epsilons.accounting import checks
 from epsilons.accounting.plan import Plan
 from epsilons.examples import Examples
 from epsilons.files import alone_in, destroy, needing_room, private_file
+from epsilons.gradients.norms import LossFn, check_loss_fn, trainable
 from epsilons.journal import Journal
+from epsilons.noise.keystream import Keystream
 from epsilons.randomness import Randomness
 from epsilons.release.ledger import renew_ledger
 from epsilons.runs import Run
@@ -34,9 +36,7 @@ from epsilons.training.identity import (
 )
 from epsilons.training.inspection import inspect_start
 from epsilons.training.interrupt import interruptible
-from epsilons.training.keystream import Keystream
 from epsilons.training.loop import Loop, Step
-from epsilons.training.norms import LossFn, check_loss_fn, trainable
 from epsilons.training.progress import training_bar
 from epsilons.training.step import check_optimizer
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from epsilons.training.checks import GROUPED, check_model, expect_separate
+from epsilons.gradients.isolation import items, undisturbed
+from epsilons.gradients.model_checks import GROUPED, check_model, expect_separate
+from epsilons.gradients.norms import LossFn, trainable
 from epsilons.training.evaluation import to_device
-from epsilons.training.isolation import items, undisturbed
-from epsilons.training.norms import LossFn, trainable
 from epsilons.training.sampling import batch_of
 
 FETCHED = 32  # examples that are fetched twice

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from epsilons.files import destroy, sync
-from epsilons.training.keystream import KEY_BYTES, Keystream
+from epsilons.noise.keystream import KEY_BYTES, Keystream
 
 
 class Streams:

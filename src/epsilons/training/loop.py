@@ -18,17 +18,17 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from epsilons.accounting.histories import clipping_thresholds
+from epsilons.gradients.model_checks import MixedExamples
+from epsilons.gradients.norms import LossFn, gradient_norms
 from epsilons.journal import SomeKind
+from epsilons.noise.grid import GridNoise
+from epsilons.noise.keystream import poisson_draw
 from epsilons.runs import Run
 from epsilons.training.checkpoint import Pending, Releases, ReplayDiffers, State, read_checkpoint
-from epsilons.training.checks import MixedExamples
 from epsilons.training.evaluation import to_device
 from epsilons.training.inspection import inspect_refresh
 from epsilons.training.interrupt import Interrupted
 from epsilons.training.keys import Streams, destroy_keys, kept_key, new_key
-from epsilons.training.keystream import poisson_draw
-from epsilons.training.noise import GridNoise
-from epsilons.training.norms import LossFn, gradient_norms
 from epsilons.training.sampling import batch_of
 from epsilons.training.step import charged_norms, private_step
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from epsilons.accounting.plan import Plan
+from epsilons.noise.keystream import Keystream, poisson_draw
 from epsilons.randomness import Source
-from epsilons.training.keystream import Keystream, poisson_draw
 
 _CHOSEN = 2**48
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from epsilons.accounting.plan import Phase, Plan
-from epsilons.training.clipping import NORM_ERROR
-from epsilons.training.noise import rounding_charge
-from epsilons.training.norms import LossFn, check_loss_fn, clipped_gradients_of, trainable
+from epsilons.gradients.clip_factors import NORM_ERROR
+from epsilons.gradients.norms import LossFn, check_loss_fn, clipped_gradients_of, trainable
+from epsilons.noise.grid import rounding_charge
 
 Bounds = float | Tensor | NDArray[np.float64]
 

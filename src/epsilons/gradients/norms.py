@@ -1,0 +1,306 @@
+"""Every example's gradient norm, and the sum of clipped gradients, from one backward pass.
+
+Nothing is wrapped, hooked or left behind on the model: see `interception` for how.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss
+from torch.utils.data import default_collate
+
+from epsilons.gradients.accumulate import Accumulation
+from epsilons.gradients.batch_dim.layout import BATCH_FIRST
+from epsilons.gradients.clip_factors import clip_factors
+from epsilons.gradients.isolation import in_order, undisturbed
+from epsilons.gradients.rules.registry import UnsupportedLayer, without_autocast
+from epsilons.gradients.tracer import Interception, PresumedWrongly
+from epsilons.gradients.trees import swapped, tensors_in
+
+LossFn = Callable[[nn.Module, Any], Tensor]
+
+
+def check_loss_fn(loss_fn: Any) -> None:
+    """A `ValueError` unless it can be a function of model and batch; a criterion can't."""
+    inner = loss_fn.func if isinstance(loss_fn, partial) else loss_fn
+    of_torch = getattr(inner, "__module__", None) == F.__name__ and not isinstance(inner, nn.Module)
+    if isinstance(inner, _Loss) or of_torch:
+        name = type(inner).__name__ if isinstance(inner, _Loss) else inner.__name__
+        raise ValueError(
+            f"loss_fn is the criterion {name}, of outputs and labels; expected a function of model "
+            'and batch: supervised(criterion), with reduction="none", for batches (x, y)'
+        )
+    if not callable(loss_fn):
+        raise ValueError(f"loss_fn={loss_fn!r}; expected a function of model and batch")
+
+
+def clipped_gradients(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    bounds: float | Tensor | np.ndarray[Any, Any],
+    *,
+    micro_batch: int | None = None,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The sum of clipped per-example gradients by parameter name, and the norms (B,).
+
+        Σ_i g_i · min(1, C_i / (‖g_i‖ · (1 + 2e-5)))
+
+    The factor 1 + 2e-5 covers the rounding of the norms: no example contributes more than its
+    bound C_i. An example whose norm is not finite contributes nothing; its norm comes back as it
+    is, for the caller to charge at C_i. Sums are float32 or better whatever the model's type.
+    `micro_batch` bounds how many examples are in memory at once.
+    """
+    check_loss_fn(loss_fn)
+    return clipped_gradients_of(
+        trainable(model), model, loss_fn, batch, bounds, micro_batch=micro_batch
+    )
+
+
+def clipped_gradients_of(
+    parameters: dict[str, Tensor],
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    bounds: float | Tensor | np.ndarray[Any, Any],
+    *,
+    micro_batch: int | None = None,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """`clipped_gradients` for who knows the model's `trainable` parameters already."""
+    count = example_count(batch)
+    limits = _bounds(bounds, count, next(iter(parameters.values())).device)
+    size = max(count, 1) if micro_batch is None else micro_batch
+    if size < 1:
+        raise ValueError(f"micro_batch={micro_batch} is not a number of examples; expected ≥ 1.")
+    if count <= size:
+        return _clipped(parameters, model, loss_fn, batch, limits)
+    sums: dict[str, Tensor] | None = None
+    norms: list[Tensor] = []
+    for start in range(0, count, size):
+        part = slice(start, min(start + size, count))
+        its = limits if isinstance(limits, float) else limits[part]
+        clipped, lengths = _clipped(parameters, model, loss_fn, examples(batch, part), its)
+        sums = clipped if sums is None else {k: v.add_(clipped[k]) for k, v in sums.items()}
+        norms.append(lengths)
+    assert sums is not None
+    return sums, torch.cat(norms)
+
+
+def _clipped(
+    parameters: dict[str, Tensor],
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    limits: float | Tensor,
+) -> tuple[dict[str, Tensor], Tensor]:
+    if example_count(batch) == 0:
+        accumulated = Accumulation([], parameters, 0, keep=True, coarse=False)
+    else:
+        accumulated = _backward(model, loss_fn, batch, parameters, keep=True)
+    norms, factors, everyone = clip_factors(accumulated.squares, limits)
+    return accumulated.clipped_sum(factors, everyone), norms
+
+
+def gradient_norms(
+    model: nn.Module,
+    loss_fn: LossFn,
+    data: Any,
+    *,
+    batch_size: int,
+    device: torch.device | str | None = None,
+    collate_fn: Callable[[list[Any]], Any] = default_collate,
+    progress: Callable[[int, int], None] | None = None,
+    seed: int = 0,
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Every example's gradient norm at the current model, (n,) float64 in dataset order.
+
+    `data` is a map-style dataset, or tensors (also in tuples and dictionaries) with the examples
+    along dimension 0, or a `DataLoader` that goes through its data set in order. The model runs
+    in the mode it is in; its random draws (dropout) come from `seed` and not from the global
+    generators. Model, buffers, gradients and generators are left as they were, also by an
+    exception. `progress(done, total)` is called after every batch. A norm that isn't finite is
+    returned as it is.
+
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> loss_fn = lambda model, x: model(x).squeeze(1)
+    >>> gradient_norms(model, loss_fn, torch.tensor([[3.0, 4.0], [0.0, 1.0]]), batch_size=2)
+    array([5., 1.])
+    """
+    check_loss_fn(loss_fn)
+    parameters = trainable(model)
+    place = next(iter(parameters.values())).device
+    if device is not None and torch.device(device).type != place.type:
+        raise ValueError(
+            f"device={device} but the model is on {place}; move the model there first."
+        )
+    total, batches = in_order(data, batch_size, collate_fn)
+    norms = np.empty(total)
+    done = 0
+    with undisturbed(model, place, seed) as restore:
+        for batch in batches:
+            moved = {id(t): t.to(place) for t in tensors_in(batch)}
+            found = batch_norms(model, loss_fn, swapped(batch, moved))
+            norms[done : done + len(found)] = found.cpu().numpy()
+            done += len(found)
+            restore()
+            if progress is not None:
+                progress(done, total)
+    if done != total:
+        raise ValueError(f"the data gave {done} examples where its length is {total}.")
+    return norms
+
+
+def batch_norms(model: nn.Module, loss_fn: LossFn, batch: Any) -> Tensor:
+    """The gradient norms of one batch, (B,) float64, on the model's device."""
+    return _backward(model, loss_fn, batch, trainable(model), keep=False).squares.sqrt()
+
+
+def trainable(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters that training changes, by name."""
+    parameters: dict[str, Tensor] = {
+        name: p for name, p in model.named_parameters() if p.requires_grad
+    }
+    if not parameters:
+        raise ValueError(
+            "the model has no trainable parameter, so there is no gradient; "
+            "expected at least one with requires_grad=True."
+        )
+    if any(p.is_complex() for p in parameters.values()):
+        found = ", ".join(name for name, p in parameters.items() if p.is_complex())
+        raise ValueError(
+            f"{found}: complex parameters have two numbers in each place, and noise would reach "
+            "one of them. Keep torch.view_as_real(…) of it as the parameter, and use "
+            "torch.view_as_complex(parameter) in the model."
+        )
+    foreign = [f"{name} ({type(p).__name__})" for name, p in parameters.items() if _is_foreign(p)]
+    if foreign:
+        raise UnsupportedLayer(
+            f"{', '.join(foreign)}: a parameter that is a tensor subclass, as fully_shard's "
+            "DTensor, acts by rules of its own, so that its per-example gradients can't be seen. "
+            "Train the model with plain parameters: before fully_shard or quantization, or with "
+            "nn.Parameter(p.full_tensor()) in their place."
+        )
+    return parameters
+
+
+def _is_foreign(parameter: Tensor) -> bool:
+    """Whether operations on it may do something else than on an `nn.Parameter`.
+
+    A subclass that only carries more attributes is as good as an `nn.Parameter`.
+    """
+    kind = type(parameter)
+    if kind is nn.parameter.UninitializedParameter:
+        return False
+    return (
+        kind.__torch_function__ != nn.Parameter.__torch_function__
+        or kind.__torch_dispatch__ != nn.Parameter.__torch_dispatch__
+    )
+
+
+def example_count(batch: Any) -> int:
+    """How many examples a batch holds: the first dimension of its tensors."""
+    sizes = {t.shape[0] for t in tensors_in(batch) if t.dim() > 0}
+    if len(sizes) != 1:
+        raise ValueError(
+            f"a batch holds tensors whose first dimensions are {sorted(sizes)}; expected one "
+            "number of examples, along dimension 0 of every tensor."
+        )
+    return sizes.pop()
+
+
+def examples(batch: Any, part: slice | Tensor) -> Any:
+    """Some examples of a batch of tensors, tuples, lists or dictionaries."""
+    chosen = {id(t): t[part] for t in tensors_in(batch) if t.dim() > 0}
+    return swapped(batch, chosen)
+
+
+def _bounds(bounds: Any, count: int, device: torch.device) -> float | Tensor:
+    if isinstance(bounds, (int, float)) and bounds >= 0:
+        return float(bounds)
+    limits = torch.as_tensor(bounds, dtype=torch.float64, device=device).detach().resolve_neg()
+    if limits.dim() == 0:
+        limits = limits.expand(count)
+    if limits.shape != (count,):
+        raise ValueError(
+            f"bounds has shape {tuple(limits.shape)}; expected a number or one per example, "
+            f"({count},)."
+        )
+    if not bool((limits >= 0).all()):
+        raise ValueError("bounds holds a negative number or NaN; expected clipping bounds ≥ 0.")
+    return limits
+
+
+def _backward(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    parameters: dict[str, Tensor],
+    *,
+    keep: bool,
+) -> Accumulation:
+    versions = [(t, t._version) for t in tensors_in(batch) if not t.is_inference()]
+    try:
+        return _overheard(model, loss_fn, batch, parameters, keep=keep, presume=True)
+    except PresumedWrongly:
+        if any(t._version != version for t, version in versions):
+            raise RuntimeError(
+                "the model modifies its input in place and must be run a second time. "
+                "Use the out-of-place operation."
+            ) from None
+        return _overheard(model, loss_fn, batch, parameters, keep=keep, presume=False)
+
+
+def _overheard(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    parameters: dict[str, Tensor],
+    *,
+    keep: bool,
+    presume: bool,
+) -> Accumulation:
+    count = example_count(batch)
+    mode = Interception(parameters, count, presume)
+    # Aliases, so that what is noted about a tensor is not noted about the caller's.
+    aliases = {id(t): t.detach() for t in tensors_in(batch)}
+    for alias in aliases.values():
+        if alias.dim() > 0:
+            mode.mark(alias, BATCH_FIRST)
+    with torch.inference_mode(False), torch.enable_grad(), _eager():
+        with mode:
+            losses = loss_fn(model, swapped(batch, aliases))
+        check_losses(losses, count)
+        if presume and mode.presumed(losses):
+            raise PresumedWrongly
+        accumulated = Accumulation(mode.uses, parameters, count, keep=keep, coarse=mode.rounds)
+        with without_autocast(mode.device):
+            if losses.requires_grad:
+                mode.backward(losses.sum(), accumulated.receive)
+            accumulated.finish()
+    return accumulated
+
+
+def _eager() -> AbstractContextManager[Any]:
+    # A compiled model runs as it was written: compiled code can't be overheard.
+    if "torch._dynamo" in sys.modules:
+        return cast(AbstractContextManager[Any], torch.compiler.set_stance("force_eager"))
+    return nullcontext()
+
+
+def check_losses(losses: Any, count: int) -> None:
+    """A `ValueError` unless there is one loss per example."""
+    if not isinstance(losses, Tensor) or losses.shape != (count,):
+        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise ValueError(
+            f"loss_fn returned {got}; expected one loss per example, ({count},). "
+            'Use reduction="none" and average within each example only.'
+        )

@@ -1,0 +1,271 @@
+"""Convolutions in one, two and three dimensions, plain and transposed.
+
+The gradient of an example's weight is Σ_t g_t p_tᵀ over the output places t, with the patch p_t
+that the filters saw there. It is formed, or its norm is taken from Gram matrices over places
+without forming it: whichever costs less for the sizes at hand.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from epsilons.gradients.rules.contractions import (
+    Geometry,
+    Sizes,
+    by_groups,
+    by_patches,
+    gram,
+    patch_gram,
+    shifted_gram,
+    symmetric,
+    weight_gradient,
+)
+from epsilons.gradients.rules.linear import CANCELLATION
+from epsilons.gradients.rules.registry import Term, chunks, norm_rule, precise, square_norms
+
+# Nanoseconds on one core, fitted to thirty shapes: only their ratios matter, and only for speed.
+_FLOP, _COPY, _ADD, _WRITE, _GROUPED, _IMAGE = 1 / 85, 1.2, 0.6, 1.0, 2.2, 1000.0
+_CALL = 5000.0  # of torch, which is all that counts for small tensors
+
+
+class Conv(Term):
+    """The weight of a convolution, data: (B, M, C, …) with M images per example, or (B, C, …).
+
+    `swapped` is the transposed convolution, where data and output gradient change roles.
+    """
+
+    def __init__(
+        self,
+        data: Tensor,
+        geometry: Geometry,
+        bias: Tensor | None = None,
+        swapped: bool = False,
+    ) -> None:
+        super().__init__(data)
+        self.geometry, self.bias, self.swapped = geometry, bias, swapped
+        self.output: Tensor | None = None
+        self._version = 0
+
+    def keep(self, output: Tensor) -> None:
+        """Hold on to the output, examples first, for `filter_products`."""
+        if not self.forms(output):
+            self.output, self._version = output, output._version
+
+    def rows(self, chosen: slice | Tensor) -> Self:
+        part = super().rows(chosen)
+        part.output = None if self.output is None else self.output[chosen]
+        return part
+
+    def filter_products(self, g: Tensor) -> tuple[Tensor, Tensor] | None:
+        """⟨weight_o, gradient_o⟩ and ⟨1, gradient_o⟩ by filter, (B, o) each, without the gradient.
+
+        ⟨w_o, Σ_t g_ot p_t⟩ = Σ_t g_ot y_ot with y the output less its bias, and likewise for a
+        filter of ones. None where the output wasn't kept or the gradient is formed anyway.
+        """
+        source, places, per_example = self._images(g)
+        whole = symmetric(source.shape, places.shape, self.geometry) and self.geometry.groups == 1
+        if self.output is None or self.swapped or per_example > 1 or not whole or self.forms(g):
+            return None
+        if self.output._version != self._version:  # an activation in place, after the layer
+            return None
+        flat = places.flatten(2)
+        along = (flat * precise(self.output).flatten(0, 1).flatten(2)).sum(2)
+        if self.bias is not None:
+            along = along - flat.sum(2) * precise(self.bias)
+        kernel, stride, before, dilation, _ = self.geometry
+        convolve = (F.conv1d, F.conv2d, F.conv3d)[len(kernel) - 1]
+        ones = source.new_ones(1, 1, *kernel)
+        seen = convolve(source.sum(1, keepdim=True), ones, None, stride, before, dilation)
+        return along, torch.bmm(flat, seen.flatten(2).mT).squeeze(2)
+
+    def _images(self, g: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Patch source and place gradients, (B·M, C, …) each, and the images M per example."""
+        assert self.data is not None
+        a, g, per_example = precise(self.data), precise(g), 1
+        if a.dim() > len(self.geometry.kernel) + 2:
+            per_example = a.shape[1]
+            a, g = a.flatten(0, 1), g.flatten(0, 1)
+        return (g, a, per_example) if self.swapped else (a, g, per_example)
+
+    def gradients(self, g: Tensor) -> Tensor:
+        source, places, per_example = self._images(g)
+        method = self._method(source, places, per_example, _FORMING)
+        form = by_groups if method == "groups" else by_patches
+        each = form(source, places, self.geometry)
+        return each if per_example == 1 else torch.unflatten(each, 0, (-1, per_example)).sum(1)
+
+    def _method(
+        self,
+        source: Tensor,
+        places: Tensor,
+        per_example: int,
+        among: tuple[str, ...] | None = None,
+    ) -> str:
+        if per_example > 1:
+            among = _FORMING  # an example's images are to be summed
+        return _cheapest(source.shape, places.shape, self.geometry, among)
+
+    def forms(self, g: Tensor) -> bool:
+        return self._method(*self._images(g)) in _FORMING
+
+    def square_norms(self, g: Tensor) -> Tensor:
+        source, places, per_example = self._images(g)
+        method = self._method(source, places, per_example)
+        numbers = per_example * _scratch(source.shape, places.shape, self.geometry, method)
+        parts = chunks(g.shape[0], 4 * numbers)
+        if len(parts) <= 1:
+            return self._square_norms(g, method)
+        return torch.cat([self.rows(part)._square_norms(g[part], method) for part in parts])
+
+    def _square_norms(self, g: Tensor, method: str) -> Tensor:
+        if method in _FORMING:
+            return square_norms(self.gradients(g))
+        source, places, _ = self._images(g)
+        patches = shifted_gram if method == "shifted grams" else patch_gram
+        products = patches(source, places, self.geometry).mul_(gram(places.flatten(2).mT))
+        squares = products.sum((1, 2))
+        cancelled = squares < CANCELLATION * products.diagonal(dim1=1, dim2=2).sum(1)
+        if bool(cancelled.any()):
+            squares[cancelled] = square_norms(self.rows(cancelled).gradients(g[cancelled]))
+        return squares
+
+    def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
+        source, places, per_example = self._images(g)
+        scale = factors.to(places.dtype).repeat_interleave(per_example)
+        scale = scale.view(-1, *[1] * (places.dim() - 1))
+        if source.numel() < places.numel():
+            source = source * scale
+        else:
+            places = places * scale
+        if symmetric(source.shape, places.shape, self.geometry):
+            return weight_gradient(source, places, self.geometry, self.geometry.groups)
+        each = 4 * math.prod((source.shape[1], *self.geometry.kernel, *places.shape[2:]))
+        parts = (
+            by_patches(source[rows], places[rows], self.geometry).sum(0)
+            for rows in chunks(len(source), each)
+        )
+        return torch.stack(list(parts)).sum(0)
+
+
+_FORMING = ("patches", "groups")
+
+
+@functools.lru_cache(4096)
+def _cheapest(
+    source: Sizes, places: Sizes, geometry: Geometry, among: tuple[str, ...] | None
+) -> str:
+    costs = _costs(source, places, geometry)
+    return min(among or costs, key=lambda name: costs[name])
+
+
+def _costs(source: Sizes, places: Sizes, geometry: Geometry) -> dict[str, float]:
+    """What each method costs for images (N, C, …)."""
+    n, c, o = source[0], source[1], places[1]
+    k, t, s = (math.prod(x) for x in (geometry.kernel, places[2:], source[2:]))
+    taps = c // geometry.groups * k
+    work, formed = 2 * n * o * taps * t * _FLOP, n * o * taps
+    narrow = 4 if min(c // geometry.groups, o // geometry.groups) < 8 else 1
+    seen = (2 if geometry.stride[-1] > 1 else 1) * _COPY * n * c * k * t  # apart: twice as slow
+    costs = {
+        "patches": work + seen * (k > 1) + _WRITE * formed + _IMAGE * n + 8 * _CALL,
+        "groups": 1.25 * narrow * work + _GROUPED * formed + _IMAGE * n + 6 * _CALL,
+        "patch grams": seen + 2 * n * t * t * (taps + o) * _FLOP + 3 * _IMAGE * n + 15 * _CALL,
+        "shifted grams": math.inf,
+    }
+    if not symmetric(source, places, geometry) or not formed:
+        costs["groups"] = math.inf
+    if geometry.groups > 1:
+        costs["patch grams"] = math.inf
+    elif len(geometry.kernel) == 2 and geometry.stride == (1, 1):
+        shifts = sum(geometry.kernel)
+        adds, calls = n * shifts * t * t * _ADD, (15 + 6 * shifts) * _CALL
+        costs["shifted grams"] = 2 * n * (s * s * c + t * t * o) * _FLOP + adds + 3 * _IMAGE * n
+        costs["shifted grams"] += calls
+    return costs
+
+
+def _scratch(source: Sizes, places: Sizes, geometry: Geometry, method: str) -> int:
+    """How many numbers a method holds for an image beside its operands."""
+    if method == "shifted grams":
+        return 2 * math.prod(source[2:]) ** 2
+    seen = source[1] * math.prod(geometry.kernel)
+    return seen * (math.prod(places[2:]) if method in ("patches", "patch grams") else places[1])
+
+
+class ChannelBias(Term):
+    """A bias per channel: gradient Σ g over everything but dimension `channel` of a row."""
+
+    def __init__(self, channel: int = 1) -> None:
+        super().__init__(None)
+        self.channel = channel + 1
+
+    def gradients(self, g: Tensor) -> Tensor:
+        others = [d for d in range(1, g.dim()) if d != self.channel]
+        return precise(g).sum(others)
+
+
+def conv(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sizes = 1,
+    padding: int | str | Sizes = 0,
+    dilation: int | Sizes = 1,
+    groups: int = 1,
+) -> Iterator[tuple[Tensor, Term]]:
+    kernel = tuple(weight.shape[2:])
+    if input.dim() != len(kernel) + 3 or input.shape[2] != groups * weight.shape[1]:
+        return
+    strides, dilations = sizes(stride, kernel), sizes(dilation, kernel)
+    if padding == "same":
+        before = tuple(d * (k - 1) // 2 for d, k in zip(dilations, kernel, strict=True))
+    else:
+        before = sizes(0 if isinstance(padding, str) else padding, kernel)
+    yield weight, Conv(input, Geometry(kernel, strides, before, dilations, groups), bias)
+    if bias is not None:
+        yield bias, ChannelBias()
+
+
+def _conv_transpose(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sizes = 1,
+    padding: int | Sizes = 0,
+    output_padding: int | Sizes = 0,
+    groups: int = 1,
+    dilation: int | Sizes = 1,
+) -> Iterator[tuple[Tensor, Term]]:
+    kernel = tuple(weight.shape[2:])
+    if input.dim() != len(kernel) + 3 or input.shape[2] != weight.shape[0]:
+        return
+    strides, before, dilations = (sizes(o, kernel) for o in (stride, padding, dilation))
+    geometry = Geometry(kernel, strides, before, dilations, groups)
+    yield weight, Conv(input, geometry, swapped=True)
+    if bias is not None:
+        yield bias, ChannelBias()
+
+
+def sizes(option: int | Sequence[int], kernel: Sizes) -> Sizes:
+    """One number for each dimension of the kernel."""
+    if not isinstance(option, Sequence):
+        return (int(option),) * len(kernel)
+    return tuple(option) * (len(kernel) if len(option) == 1 else 1)
+
+
+norm_rule(torch.conv1d, torch.conv2d, torch.conv3d, F.conv1d, F.conv2d, F.conv3d)(conv)
+norm_rule(
+    torch.conv_transpose1d,
+    torch.conv_transpose2d,
+    torch.conv_transpose3d,
+    F.conv_transpose1d,
+    F.conv_transpose2d,
+    F.conv_transpose3d,
+)(_conv_transpose)

@@ -1,0 +1,76 @@
+"""Embeddings: an example's gradient has one row per distinct id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from epsilons.gradients.rules.registry import Term, UnsupportedLayer, norm_rule, precise
+
+_LONG = 128  # positions that may all have one id: more equal numbers are summed in float64
+
+
+class Embedding(Term):
+    """Rows looked up by id: gradient row v = Σ g_t over places t with id v; data: (B, …) ids."""
+
+    def __init__(self, data: Tensor, vocabulary: int, padding: int | None) -> None:
+        super().__init__(data)
+        self.vocabulary, self.padding = vocabulary, padding
+
+    def places(self, g: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids (B, T), and gradients (B, T, d) that are zero at the padding."""
+        assert self.data is not None
+        ids = self.data.flatten(1)
+        g = precise(g).reshape(*ids.shape, g.shape[-1])
+        if self.padding is not None:
+            g = g.masked_fill((ids == self.padding).unsqueeze(2), 0)
+        return ids, g
+
+    def forms(self, g: Tensor) -> bool:
+        return False
+
+    def gradients(self, g: Tensor) -> Tensor:
+        ids, g = self.places(g)
+        formed = g.new_zeros(len(g), self.vocabulary, g.shape[2])
+        return formed.scatter_add_(1, ids.unsqueeze(2).expand_as(g), g)
+
+    def square_norms(self, g: Tensor) -> Tensor:
+        ids, g = self.places(g)
+        kind = g.dtype
+        if ids.shape[1] > _LONG:
+            g = g.double()
+        owner = torch.arange(len(g), device=g.device).unsqueeze(1)
+        keys, place = torch.unique(owner * self.vocabulary + ids, return_inverse=True)
+        rows = g.new_zeros(len(keys), g.shape[2]).index_add_(0, place.flatten(), g.flatten(0, 1))
+        squares = g.new_zeros(len(g))
+        return squares.index_add_(0, keys // self.vocabulary, rows.square().sum(1)).to(kind)
+
+    def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
+        ids, g = self.places(g)
+        g = g * factors.to(g.dtype)[:, None, None]
+        total = g.new_zeros(self.vocabulary, g.shape[2])
+        return total.index_add_(0, ids.flatten(), g.flatten(0, 1))
+
+
+@norm_rule(F.embedding)
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Iterator[tuple[Any, Term]]:
+    if max_norm is not None or scale_grad_by_freq:
+        raise UnsupportedLayer(
+            "embedding with max_norm or scale_grad_by_freq lets one example change another's "
+            "gradient. Leave both options off."
+        )
+    vocabulary = weight.shape[0]
+    padding = None if padding_idx is None else padding_idx % vocabulary
+    yield weight, Embedding(input, vocabulary, padding)

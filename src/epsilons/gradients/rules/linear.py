@@ -1,0 +1,139 @@
+"""Linear maps: ‖Σ_t g_t a_tᵀ‖² without forming the sum, where that is cheaper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from epsilons.gradients.rules.contractions import gram, summed_products
+from epsilons.gradients.rules.registry import Term, chunks, norm_rule, precise, square_norms
+
+_FEW = 2**18  # numbers that are materialized sooner than a ghost norm's calls are made
+CANCELLATION = 1e-2  # below this share of Σ_t‖a_t‖²‖g_t‖², a float32 Gram form errs above 1e-5
+
+
+class Linear(Term):
+    """The weight of y = a Wᵀ: gradient Σ_t g_t a_tᵀ, a: (B, …, d), g: (B, …, p), places between.
+
+    norm² = ‖a‖²‖g‖² for T = 1 and ⟨aaᵀ, ggᵀ⟩ in general (Goodfellow 2015; Li et al. 2022),
+    formed instead where that takes fewer operations or where the Gram form would cancel.
+    """
+
+    def __init__(self, data: Tensor, transposed: bool = False, bias: Bias | None = None) -> None:
+        super().__init__(data)
+        self.transposed, self.bias = transposed, bias
+
+    def rows(self, chosen: slice | Tensor) -> Self:
+        part = super().rows(chosen)
+        part.bias = None  # which has other rows
+        return part
+
+    def operands(self, g: Tensor) -> tuple[Tensor, Tensor]:
+        """a (B, T, d) and g (B, T, p), in single precision or better."""
+        assert self.data is not None
+        return _sequences(precise(self.data)), _sequences(precise(g))
+
+    def gradients(self, g: Tensor) -> Tensor:
+        a, g = self.operands(g)
+        left, right = (a, g) if self.transposed else (g, a)
+        return summed_products(left.mT, right.mT)
+
+    def forms(self, g: Tensor) -> bool:
+        return _forms(*self.operands(g))
+
+    def square_norms(self, g: Tensor) -> Tensor:
+        assert self.data is not None
+        if g.numel() == g.shape[0] * g.shape[-1]:  # one position
+            lengths = square_norms(precise(g))
+            if self.bias is not None:
+                self.bias.squares = lengths
+            return square_norms(precise(self.data)) * lengths
+        a, g = self.operands(g)
+        forms = _forms(a, g)
+        each = 4 * a.shape[2] * g.shape[2] if forms else 8 * a.shape[1] ** 2
+        norms, parts = _formed if forms else _ghost, chunks(len(g), each)
+        if len(parts) <= 1:
+            return norms(a, g)
+        return torch.cat([norms(a[rows], g[rows]) for rows in parts])
+
+    def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
+        assert self.data is not None
+        a, g = _rows(precise(self.data)), _rows(precise(g))
+        each = factors.to(g.dtype).repeat_interleave(g.shape[0] // factors.shape[0]).unsqueeze(1)
+        a, g = (a * each, g) if a.shape[1] < g.shape[1] else (a, g * each)
+        return a.mT @ g if self.transposed else g.mT @ a
+
+
+def _rows(places: Tensor) -> Tensor:
+    return places if places.dim() == 2 else places.flatten(0, -2)
+
+
+def _sequences(rows: Tensor) -> Tensor:
+    """(B, T, d), whatever lies between the first and the last dimension."""
+    if rows.dim() == 3:
+        return rows
+    return rows.unsqueeze(1) if rows.dim() == 2 else rows.flatten(1, -2)
+
+
+def _forms(a: Tensor, g: Tensor) -> bool:
+    """Whether materializing costs less than products of pairs of positions."""
+    positions, formed = a.shape[1], a.shape[2] * g.shape[2]
+    return positions > 1 and (2 * positions**2 > formed or len(a) * formed <= _FEW)
+
+
+def _formed(a: Tensor, g: Tensor) -> Tensor:
+    return square_norms(summed_products(g.mT, a.mT))
+
+
+def _ghost(a: Tensor, g: Tensor) -> Tensor:
+    products = gram(a).mul_(gram(g))
+    squares = products.sum((1, 2))
+    cancelled = squares < CANCELLATION * products.diagonal(dim1=1, dim2=2).sum(1)
+    if bool(cancelled.any()):
+        squares[cancelled] = _formed(a[cancelled], g[cancelled])
+    return squares
+
+
+class Bias(Term):
+    """Anything added to the output's last dimensions: gradient Σ g over the others."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        super().__init__(None)
+        self.shape = shape
+
+    def gradients(self, g: Tensor) -> Tensor:
+        return summed_to(precise(g), self.shape)
+
+
+def summed_to(g: Tensor, shape: torch.Size) -> Tensor:
+    """g (B, …) summed, example by example, to a shape that was broadcast into it."""
+    extra = g.dim() - 1 - len(shape)
+    if extra > 0:
+        g = g.sum(tuple(range(1, 1 + extra)))
+    kept = [d for d, size in enumerate(shape, 1) if size == 1 and g.shape[d] != 1]
+    return g.sum(kept, keepdim=True) if kept else g
+
+
+@norm_rule(F.linear)
+def linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Iterator[tuple[Tensor, Term]]:
+    if weight.dim() != 2:
+        return
+    if bias is None:
+        yield weight, Linear(input)
+        return
+    shift = Bias(bias.shape)
+    shares = bias.shape == weight.shape[:1]  # and is not one number for all outputs
+    yield weight, Linear(input, bias=shift if shares else None)
+    yield bias, shift
+
+
+@norm_rule(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+def matmul(input: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Term]]:
+    if other.dim() == 2 and input.dim() > 2:
+        yield other, Linear(input, transposed=True)

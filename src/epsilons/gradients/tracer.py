@@ -1,0 +1,532 @@
+"""The forward pass, overheard: every operation in which a weight meets the data leaves a `Use`.
+
+While `Interception` is active, such operations run with the weight detached, so that autograd
+never forms a weight gradient; what comes back to their outputs is handed to the rules instead.
+The model isn't touched.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from epsilons.gradients.autograd_nodes import (
+    Tap,
+    anchor,
+    opened,
+    packs_tensors,
+    running_checkpoint,
+    unpacked,
+)
+from epsilons.gradients.batch_dim.cache import Answer, Known, asked, remember, remembered
+from epsilons.gradients.batch_dim.layout import (
+    BATCH_FIRST,
+    ELEMENTWISE,
+    EXPANDING,
+    Layout,
+    agreeing,
+    assigned_layout,
+    examples_first,
+    output_layout,
+)
+from epsilons.gradients.operations import (
+    ALIKE,
+    CASTING,
+    DIFFERENTIATING,
+    IN_PLACE,
+    INQUIRING,
+    NEW,
+    REARRANGING,
+    ROW_BY_ROW,
+    changes,
+)
+from epsilons.gradients.parameter_use import Use, Weight
+from epsilons.gradients.rules import (
+    COMPOSITES,
+    FUSED,
+    HALF,
+    REFUSED,
+    RULES,
+    Formed,
+    Term,
+    UnsupportedLayer,
+)
+from epsilons.gradients.rules.conv import Conv
+from epsilons.gradients.rules.derived import Shape, Standardised, derived_shape
+from epsilons.gradients.rules.fallback import fallback
+from epsilons.gradients.rules.linear import Bias
+from epsilons.gradients.trees import swapped, tensors_in
+
+
+class PresumedWrongly(Exception):
+    """A tensor taken for one row per example, because of its size, was something else."""
+
+
+@dataclass(eq=False)
+class Interception(TorchFunctionMode):
+    """One forward pass over `count` examples."""
+
+    parameters: Mapping[str, Tensor]
+    count: int
+    presume: bool = True
+    receive: Callable[[Use], None] | None = None
+    uses: list[Use] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        hooked = [name for name, p in self.parameters.items() if p._backward_hooks]
+        if hooked:
+            raise UnsupportedLayer(
+                f"{', '.join(hooked)}: a hook on the parameter may change its gradient, and would "
+                "not be called for every example. Remove it."
+            )
+        device = next(iter(self.parameters.values())).device
+        self.device = device.type
+        self.anchor = anchor(device)
+        self._weights = {
+            id(p): Weight(p, frozenset([name]), True) for name, p in self.parameters.items()
+        }
+        self._derived: list[Tensor] = []
+        self._data: dict[int, Known] = {}
+        self.recomputes = False
+        self.rounds = False  # whether weights were derived in half precision
+
+    def mark(self, tensor: Tensor, layout: Layout | None, presumed: bool = False) -> None:
+        """Take a tensor for data with this layout; `presumed` if only its size says so."""
+        self._data[id(tensor)] = (weakref.ref(tensor), layout, presumed)
+
+    def presumed(self, tensor: Tensor) -> bool:
+        """Whether nothing but sizes ties a tensor to the data."""
+        entry = self._data.get(id(tensor))
+        return entry is not None and entry[0]() is tensor and entry[2]
+
+    def note(self, tensor: Tensor, dim: int, like: Tensor) -> None:
+        """Take a tensor for data whose dimension `dim` holds the examples as `like`'s does.
+
+        Unless more is known about it: that it is a weight, or data.
+        """
+        layout, presumed = self._layout(tensor)
+        its, _ = self._layout(like)
+        unknown = layout is None or presumed
+        if id(tensor) not in self._weights and unknown and its is not None:
+            self.mark(tensor, Layout(dim, its.inner))
+
+    def mark_rows(self, tensor: Tensor) -> None:
+        """Take a tensor for data with one row per example."""
+        self.mark(tensor, BATCH_FIRST)
+
+    def batch_first(self, tensor: Tensor) -> bool:
+        """Whether a tensor is data with one row per example, and not only by its size."""
+        entry = self._data.get(id(tensor))
+        if entry is None or entry[2] or entry[1] != BATCH_FIRST:
+            return False
+        return entry[0]() is tensor and tensor.shape[0] == self.count
+
+    def is_weight(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a parameter, or known to come from parameters alone."""
+        return id(tensor) in self._weights
+
+    def expect(self, weight: Any, operation: str) -> Use | None:
+        """Announce a use whose gradients an operation will `deliver`; None for a non-weight."""
+        if id(weight) not in self._weights or self.receive is not None:
+            return None
+        use = Use(self._weights[id(weight)], _DELIVERED, operation)
+        self.uses.append(use)
+        return use
+
+    def deliver(self, use: Use | None, g: Tensor, term: Term | None = None) -> None:
+        """What came back to an announced use: g for its term, or without one the gradients."""
+        if use is None:
+            return
+        assert self.receive is not None, "gradients before the loss is known"
+        use.term, use.g = term or use.term, g
+        self.receive(use)
+
+    def is_derived(self, weight: Tensor) -> bool:
+        """Whether something is known about how a weight was derived from parameters."""
+        return self._known(weight)[1] is not None
+
+    def path(self, weights: Sequence[Weight]) -> str:
+        return ", ".join(sorted(set[str]().union(*(w.roots for w in weights))))
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in INQUIRING:
+            return func(*args, **kwargs)
+        if func in FUSED:
+            out = self._fused(func, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        elif func in ROW_BY_ROW and self._on_rows_alone(args, kwargs):
+            out = func(*args, **kwargs)
+            for part in (out,) if isinstance(out, Tensor) else out:
+                self.mark_rows(part)
+            return out
+        question = asked(func, args, kwargs, self.count, self._data)
+        answer = None if question is None else remembered(question)
+        if answer is not None:
+            out = func(*args, **kwargs)
+            if not self._answer(out, answer):
+                known = [(t, self._layout(t)[0]) for t in tensors_in((args, kwargs))]
+                self._follow(func, args, kwargs, known, out, presumed=False)
+            return out
+        weights: list[Weight] = []
+        data: list[tuple[Tensor, Layout | None]] = []
+        guesses: list[bool] = []
+        tensors = tensors_in(args)
+        if kwargs:
+            tensors += tensors_in(kwargs)
+        if func in ALIKE:  # what another tensor gives is its type and device
+            tensors = tensors[1:] if func in NEW else tensors[:1]
+        for tensor in tensors:
+            if (weight := self._weights.get(id(tensor))) is not None:
+                weights.append(weight)
+            elif (entry := self._data.get(id(tensor))) is not None and entry[0]() is tensor:
+                data.append((tensor, entry[1]))
+                guesses.append(entry[2])
+            elif tensor.requires_grad and not tensor.is_leaf:
+                # From what can't be overheard, such as an autograd.Function of the model's own.
+                guess = self.presume and tensor.dim() > 0 and tensor.shape[0] == self.count
+                data.append((tensor, BATCH_FIRST if guess else None))
+                guesses.append(guess)
+        if func in DIFFERENTIATING:
+            raise UnsupportedLayer(
+                "the model differentiates itself while it runs (torch.autograd inside forward), "
+                "so gradients can't be told apart by example. Compute that part in closed form."
+            )
+        if data and func in REFUSED:
+            REFUSED[func](*args, **kwargs)
+        if func is torch.Tensor.__setitem__ and data and not weights:
+            return self._assign(*args)
+        presumed = bool(data) and all(guesses)
+        if any(guesses) and not presumed and not agreeing(func, args, kwargs, data):
+            raise PresumedWrongly
+        if weights and data:
+            if torch.is_grad_enabled():
+                return self._mixed(func, args, kwargs, tensors, data, weights, presumed)
+            self._refuse_reentrant(weights)
+        elif weights:  # a view taken without gradients still is a view of the weight
+            return self._derive(func, args, kwargs, weights)
+        out = func(*args, **kwargs)
+        if data:
+            found = self._follow(func, args, kwargs, data, out, presumed)
+            if question is not None:
+                remember(question, found)
+        elif self.presume and not tensors:
+            self._presume(out)
+        return out
+
+    def backward(self, loss: Tensor, receive: Callable[[Use], None]) -> None:
+        """Send gradients back from the loss; every use is handed over with its g."""
+        self.uses.clear()  # whoever receives them lets go of each in time
+        self.receive = _unheard(receive) if self.recomputes else receive
+        names, parameters = list(self.parameters), list(self.parameters.values())
+        with self if self.recomputes else nullcontext():
+            # Every parameter was detached, so none of them can be reached; if one is, say so.
+            found = _grad(loss, [self.anchor, *parameters], allow_unused=True)[1:]
+        leaked = [name for name, g in zip(names, found, strict=True) if g is not None]
+        if leaked:
+            raise UnsupportedLayer(
+                f"{', '.join(leaked)}: used by an operation that can't be overheard (a custom "
+                "autograd.Function, or torch.func inside the model). Write it with torch's "
+                "operations, or call them on the parameter first."
+            )
+
+    def _follow(
+        self, func: Any, args: Any, kwargs: Any, data: Any, out: Any, presumed: bool
+    ) -> Answer:
+        """Mark what comes out of an operation on data; shapes and layouts of its tensors."""
+        layouts: dict[torch.Size, Layout | None] = {}
+        parts = tensors_in(out)
+        for part in parts:
+            if part.shape not in layouts:
+                found = output_layout(func, args, kwargs, data, part, self.count)
+                layouts[part.shape] = found
+            self.mark(part, layouts[part.shape], presumed)
+        return [(part.shape, layouts[part.shape]) for part in parts]
+
+    def _answer(self, out: Any, shaped: Answer) -> bool:
+        """Mark what came out as before; False if it has other shapes, which then say more."""
+        parts = [out] if isinstance(out, Tensor) else tensors_in(out)
+        if [part.shape for part in parts] != [shape for shape, _ in shaped]:
+            return False
+        for part, (_, layout) in zip(parts, shaped, strict=True):
+            self.mark(part, layout)
+        return True
+
+    def _assign(self, target: Tensor, index: Any, value: Any) -> None:
+        """target[index] = value, which makes data of the target."""
+        layout, presumed = self._layout(target)
+        its, guessed = self._layout(value) if isinstance(value, Tensor) else (None, False)
+        if (presumed and target.requires_grad) or (guessed and value.requires_grad):
+            raise PresumedWrongly
+        target[index] = value
+        if its is not None and not guessed:
+            known = None if presumed else layout
+            self.mark(target, assigned_layout(target, index, value, its, known, self.count))
+        elif layout is None or (isinstance(value, Tensor) and value.requires_grad):
+            self.mark(target, None)
+
+    def _layout(self, tensor: Tensor) -> tuple[Layout | None, bool]:
+        entry = self._data.get(id(tensor))
+        known = entry is not None and entry[0]() is tensor
+        return (entry[1], entry[2]) if known and entry is not None else (None, False)
+
+    def _presume(self, out: Any) -> None:
+        # An initial state of zeros, noise, a range over the batch: constants, one row per example.
+        if isinstance(out, Tensor) and out.dim() > 0 and out.shape[0] == self.count:
+            self.mark(out, BATCH_FIRST, presumed=True)
+
+    def _derive(self, func: Any, args: Any, kwargs: Any, weights: list[Weight]) -> Any:
+        name = getattr(func, "__name__", "")
+        if torch.is_grad_enabled() and changes(name) and id(args[0]) in self._weights:
+            raise UnsupportedLayer(
+                f"{self.path(weights)}: {name} changes a weight in place while the model runs. "
+                "Use the out-of-place operation."
+            )
+        if self.presume and name in EXPANDING and torch.is_grad_enabled():
+            expanded = self._expanded(func, args, kwargs, weights[0])
+            if expanded is not None:
+                return expanded
+        with unpacked():
+            out = func(*args, **kwargs)
+        for part in tensors_in(out):
+            if not part.requires_grad or id(part) in self._weights:
+                continue
+            self._derived.append(part)  # kept, so that its id stays its own
+            single = weights[0]
+            if name in CASTING and part.shape == single.tensor.shape:
+                self._weights[id(part)] = single
+                continue
+            self.rounds = self.rounds or part.dtype in HALF
+            rearranged = (
+                len(weights) == 1
+                and single.rearranged
+                and name in REARRANGING
+                and part.numel() == single.tensor.numel()
+            )
+            roots = frozenset[str]().union(*(w.roots for w in weights))
+            shape = None
+            if len(roots) == len(weights) and not rearranged:
+                shape = derived_shape(func, args, kwargs, part, self._known)
+            self._weights[id(part)] = Weight(part, roots, rearranged, shape)
+        return out
+
+    def _known(self, tensor: Any) -> tuple[bool, Shape | None]:
+        weight = self._weights.get(id(tensor))
+        return (weight.rearranged, weight.shape) if weight is not None else (False, None)
+
+    def _expanded(self, func: Any, args: Any, kwargs: Any, weight: Weight) -> Tensor | None:
+        """A weight given a dimension of the batch's size: one equal row for each example."""
+        source = args[0].shape
+        out: Tensor = func(args[0].detach(), *args[1:], **kwargs)
+        old = (1,) * (out.dim() - len(source)) + tuple(source)
+        grown = [d for d in range(out.dim()) if old[d] == 1 and out.shape[d] == self.count > 1]
+        if not grown:
+            return None
+        row = [1 if d == grown[0] else size for d, size in enumerate(out.shape)]
+        if any(size not in (1, length) for size, length in zip(old, row, strict=True)):
+            return None
+        term = (weight, Bias(source))
+        return self._listen(out, Layout(grown[0]), [term], "expand", presumed=True)
+
+    def _mixed(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        tensors: list[Tensor],
+        data: list[tuple[Tensor, Layout | None]],
+        weights: list[Weight],
+        presumed: bool,
+    ) -> Any:
+        self._notice_checkpoint()
+        if func not in RULES and func in COMPOSITES:
+            return COMPOSITES[func](self, *args, **kwargs)
+        if func not in RULES and isinstance(func, types.FunctionType):
+            body = opened(func)
+            if body is not None:
+                with self:
+                    return body(*args, **kwargs)
+        name = getattr(func, "__name__", str(func))
+        if name in IN_PLACE:
+            return self._out_of_place(name, args, kwargs)
+        used = {id(t): t for t in tensors if id(t) in self._weights}
+        detached = {key: tensor.detach() for key, tensor in used.items()}
+        args = swapped(args, detached)
+        if kwargs:
+            kwargs = swapped(kwargs, detached)
+        out = func(*args, **kwargs)
+        if not isinstance(out, Tensor) or any(out is t for t in (*tensors, *detached.values())):
+            kind = "in place" if out is None or isinstance(out, Tensor) else type(out).__name__
+            raise UnsupportedLayer(
+                f"{self.path(weights)}: {name} uses a parameter together with data and gives its "
+                f"result {kind}. Write it with operations that return one new tensor."
+            )
+        layout = output_layout(func, args, kwargs, data, out, self.count)
+        if layout is None or any(its is None for _, its in data):
+            if self.presume:
+                raise PresumedWrongly
+            raise UnsupportedLayer(
+                f"{self.path(weights)}: lost track of the examples before or in {name} "
+                f"(inputs {[tuple(t.shape) for t, _ in data]}, output {tuple(out.shape)}). "
+                "Keep the examples along a dimension of their own, first if you can, and derive "
+                "weights from parameters without a custom autograd.Function."
+            )
+        if self.receive is not None:
+            # A checkpoint runs its part again on the way back, for what autograd saved there.
+            out = self._tap(out, lambda g: None)
+            self.mark(out, layout, presumed)
+            return out
+        by_weight = {id(detached[key]): self._weights[key] for key in detached}
+        terms = self._terms(func, args, kwargs, data, by_weight, layout, out)
+        self._keep_output(terms, out, layout)
+        return self._listen(out, layout, terms, name, presumed)
+
+    def _fused(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The operation as a node of its own, where it maps rows of data to rows."""
+        apply, rule = FUSED[func]
+        if RULES.get(func, _NO_RULE)[0] is not rule or not torch.is_grad_enabled():
+            return NotImplemented
+        if packs_tensors():
+            # Checkpoints go through a part of the model again, where less is known about its data:
+            # what another node had saved could pass for what this one needs.
+            return NotImplemented
+        return apply(self, *args, **kwargs)
+
+    def _on_rows_alone(self, args: Any, kwargs: Any) -> bool:
+        """Whether the first argument has one row per example, and no other one is a tensor."""
+        if not args or not self.batch_first(args[0]):
+            return False
+        others = (*args[1:], *kwargs.values())
+        return not any(isinstance(other, Tensor) for other in others)
+
+    def _notice_checkpoint(self) -> None:
+        if packs_tensors():
+            self.recomputes = self.recomputes or running_checkpoint() is not None
+
+    def _refuse_reentrant(self, weights: Sequence[Weight]) -> None:
+        if running_checkpoint() == "CheckpointFunction.forward":
+            raise UnsupportedLayer(
+                f"{self.path(weights)}: a reentrant checkpoint hides its part of the model from "
+                "the gradients. Use torch.utils.checkpoint.checkpoint(…, use_reentrant=False)."
+            )
+
+    def _keep_output(self, terms: list[tuple[Weight, Term]], out: Tensor, layout: Layout) -> None:
+        for weight, term in terms:
+            if isinstance(term, Conv) and isinstance(weight.shape, Standardised):
+                term.keep(examples_first(out.detach(), layout, self.count))
+
+    def _terms(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        data: Any,
+        by_weight: Any,
+        layout: Layout,
+        out: Tensor,
+    ) -> list[tuple[Weight, Term]]:
+        plain = [t.detach() for t, _ in data]
+        first = [
+            examples_first(t, its, self.count) for t, (_, its) in zip(plain, data, strict=True)
+        ]
+        originals = [t for t, _ in data]
+        if func in RULES and not any(t.is_complex() for t in (*plain, out)):
+            rule, argument = RULES[func]
+            subject = args[0] if args else kwargs.get(argument)
+            applies = argument is None or (len(data) == 1 and originals[0] is subject)
+            if getattr(func, "__name__", "") in ELEMENTWISE:
+                place = data[0][1].dim - data[0][0].dim()
+                applies = applies and not any(_spans(w.tensor, place) for w in by_weight.values())
+            if applies:
+                rows = {id(t): rows for t, rows in zip(originals, first, strict=True)}
+                found = list(rule(*swapped(args, rows), **swapped(kwargs, rows)))
+                terms = [(by_weight[id(w)], term) for w, term in found if id(w) in by_weight]
+                if {id(w) for w, _ in found} >= set(by_weight):
+                    return terms
+        pairs = list(zip(plain, first, strict=True))
+        unhooked = {id(t): d for t, d in zip(originals, plain, strict=True)}
+        args, kwargs = swapped(args, unhooked), swapped(kwargs, unhooked)
+        return [
+            (
+                by_weight[id(tensor)],
+                fallback(func, args, kwargs, pairs, tensor, layout, out, self.count),
+            )
+            for tensor in {id(t): t for t in tensors_in((args, kwargs))}.values()
+            if id(tensor) in by_weight
+        ]
+
+    def _listen(
+        self,
+        out: Tensor,
+        layout: Layout,
+        terms: list[tuple[Weight, Term]],
+        name: str,
+        presumed: bool,
+    ) -> Tensor:
+        uses = [Use(weight, term, name) for weight, term in terms]
+        versions = [(t, t._version) for _, term in terms for t in term.held()]
+        self.uses.extend(uses)
+
+        def arrived(g: Tensor) -> None:
+            assert self.receive is not None, "gradients before the loss is known"
+            if any(t._version != version for t, version in versions):
+                raise RuntimeError(
+                    f"{self.path([u.weight for u in uses])}: the input of {name} was modified in "
+                    "place afterwards. Use the out-of-place operation."
+                )
+            rows = examples_first(g, layout, self.count)
+            for use in uses:
+                use.g = rows
+                self.receive(use)
+            # The graph lives until the pass ends; the operands need not.
+            uses.clear()
+            versions.clear()
+
+        out = self._tap(out, arrived)
+        self.mark(out, layout, presumed)
+        return out
+
+    def _tap(self, out: Tensor, arrived: Callable[[Tensor], None]) -> Tensor:
+        return cast(Tensor, Tap.apply(out, self.anchor, arrived))  # type: ignore[no-untyped-call]
+
+    def _out_of_place(self, name: str, args: Any, kwargs: Any) -> Any:
+        target = args[0]
+        with self:
+            # From a copy: the rule still needs what the operation is about to overwrite.
+            result = IN_PLACE[name](target.clone(), *args[1:], **kwargs)
+            return target.copy_(result)
+
+
+def _unheard(receive: Callable[[Use], None]) -> Callable[[Use], None]:
+    """The same, where the interception is active on the way back too: for checkpoints only."""
+
+    def received(use: Use) -> None:
+        with torch._C.DisableTorchFunction():
+            receive(use)
+
+    return received
+
+
+def _spans(weight: Tensor, place: int) -> bool:
+    return weight.dim() >= -place and weight.shape[place] != 1
+
+
+_NO_RULE = None, None
+_DELIVERED = Formed()  # what comes back is the gradients
+_grad = opened(torch.autograd.grad) or torch.autograd.grad

@@ -1,0 +1,181 @@
+"""Gaussian noise on the clipped sum, such that the last bits of the result tell nothing.
+
+A floating-point sum plus floating-point noise betrays the sum: some results occur with one sum and
+cannot occur with its neighbour (Mironov 2012). Here sum and noise are whole multiples of a grid g,
+and are added as integers.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from epsilons.accounting import checks
+from epsilons.noise.addition import UNITS_LIMIT, add_noise
+from epsilons.noise.keystream import Keystream
+
+_GRID_BITS = 32
+_PRECISE = frozenset({torch.float32, torch.float64})
+
+
+def grid(std: float) -> float:
+    """The grid of noise with standard deviation `std`.
+
+        g = the largest power of two ≤ 2⁻³²·std
+
+    A power of two, so that dividing by it is exact.
+
+    >>> grid(1.5) == 2**-32
+    True
+    """
+    return _grid(float(std))
+
+
+@functools.lru_cache
+def _grid(std: float) -> float:
+    checks.positive("std", std)
+    _, exponent = math.frexp(std)
+    g = math.ldexp(1.0, exponent - 1 - _GRID_BITS)
+    if g < sys.float_info.min:
+        raise ValueError(f"std={std} is too small for a grid of float64; scale the loss up")
+    return g
+
+
+@functools.lru_cache
+def rounding_charge(std: float, dimensions: int) -> float:
+    """How much further one example can move the sum once it is rounded to the grid.
+
+        ‖round(s + v) − round(s)‖₂ ≤ ‖v‖₂ + g·√d,      d = `dimensions`, all parameters together
+
+    since rounding to nearest moves the difference by at most g in each of d coordinates. An
+    example whose gradient is clipped to z is charged z plus this.
+
+    Guarantee: rounded up. Without noise nothing is rounded: std 0 → 0.
+
+    >>> rounding_charge(std=1.0, dimensions=4) >= 2 * 2**-32
+    True
+    """
+    if std == 0:
+        return 0.0
+    dimensions = checks.whole("dimensions", dimensions, least=1)
+    return grid(std) * math.nextafter(math.sqrt(dimensions), math.inf)
+
+
+class GridNoise:
+    """Noise from a keystream, on the grid of its standard deviation."""
+
+    def __init__(self, keystream: Keystream) -> None:
+        self.keystream = keystream
+
+    def added_to(
+        self, sums: dict[str, Tensor], std: float, divisor: float = 1.0
+    ) -> dict[str, Tensor]:
+        """Every sum plus independent N(0, std²) in each coordinate, both on the grid.
+
+            result = g·(round(sum/g) + round(noise/g)) / divisor        added as integers
+
+        round(noise/g) + k = round((noise + g·k)/g) for every integer k: the result is a function
+        of (rounded sum) + N(0, std²), hence as private as the Gaussian mechanism whose sensitivity
+        is `rounding_charge` above the unrounded one.
+
+        The sums are used up, by an error too: where it can be, the result takes their place in
+        memory.
+
+        Noise is drawn in the order of `sums` and of each tensor's logical layout. Results have the
+        dtype and device of their sums, half precision becoming float32. With `std` 0 the sums come
+        back in their own dtype, divided, without noise or privacy.
+        """
+        if not 0 < divisor < math.inf:
+            raise ValueError(f"divisor={divisor} must be a finite number > 0.")
+        if std == 0:
+            return {name: total / divisor for name, total in sums.items()}
+        g = grid(std)
+        noisy = _in_order(sums.values())
+        begin = self.keystream.position
+        outside = add_noise(self.keystream, std, g, g / divisor, noisy)
+        if outside is not None:
+            for values in noisy:
+                values.fill_(math.nan)  # so that the noise, which will be drawn again, is not kept
+            self.keystream.seek(begin)
+            raise _out_of_range(list(sums)[outside], g)
+        pairs = zip(sums.items(), noisy, strict=True)
+        return {name: _like(total, values) for (name, total), values in pairs}
+
+
+class SecureNoise(GridNoise):
+    """Noise that nobody can take away: the key comes from the operating system.
+
+    `keystream`: a secret one to draw from, by default a fresh one.
+    """
+
+    def __init__(self, keystream: Keystream | None = None) -> None:
+        if keystream is not None and keystream.is_seeded:
+            raise ValueError("the keystream is seeded, hence not secret; use SeededNoise(seed)")
+        super().__init__(Keystream.secret(b"noise") if keystream is None else keystream)
+
+
+class SeededNoise(GridNoise):
+    """The same noise for the same seed, on every machine.
+
+    For experiments. Whoever knows the seed can take the noise away. It differs from `SecureNoise`
+    in the key alone.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(Keystream.seeded(seed, b"noise"))
+
+
+def _in_order(sums: Iterable[Tensor]) -> list[Tensor]:
+    """Their coordinates in logical order, in host memory, in at least single precision.
+
+    Sums whose memory is such, and theirs alone, are given themselves; of others a copy.
+    """
+    result: list[Tensor] = []
+    taken = set[int]()
+    for total in sums:
+        own = type(total) is Tensor and _plain(total) and total.data_ptr() not in taken
+        values = total if own else _copied(total)
+        taken.add(values.data_ptr())
+        result.append(values)
+    return result
+
+
+def _plain(total: Tensor) -> bool:
+    """Whether the numbers are in host memory of their own, in order, as they seem."""
+    dense = total.is_cpu and total.layout is torch.strided and total.dtype in _PRECISE
+    seen = dense and total.is_contiguous() and not total.is_neg() and not total._is_zerotensor()
+    if not seen or total.requires_grad:
+        return False
+    memory = total.untyped_storage()
+    return memory.nbytes() == total.nbytes and memory.resizable()  # and not numpy's, say
+
+
+def _copied(total: Tensor) -> Tensor:
+    if total.is_complex():
+        raise ValueError("a sum is complex; expected real ones: torch.view_as_real(…)")
+    wide = torch.promote_types(total.dtype, torch.float32)
+    values = total.detach().to("cpu", wide, copy=True).contiguous().resolve_neg()
+    if type(values) is not Tensor:  # whose memory is elsewhere
+        raise TypeError(f"a sum is a {type(values).__name__}; expected a plain tensor")
+    return values
+
+
+def _like(total: Tensor, values: Tensor) -> Tensor:
+    """`values` with the device and memory format of `total`."""
+    result = values.to(total.device)
+    if total.is_contiguous():
+        return result
+    return torch.empty_like(total, dtype=result.dtype, requires_grad=False).copy_(result)
+
+
+def _out_of_range(name: str, g: float) -> ValueError:
+    """What to raise for a sum that is not finite or too large; it names no value of the sum."""
+    return ValueError(
+        f"{name}: the clipped sum is not finite or exceeds 2⁶²·grid = {UNITS_LIMIT * g:.3g}. "
+        "Drop examples with non-finite gradients, and clip, before adding noise."
+    )
