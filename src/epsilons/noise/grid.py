@@ -10,17 +10,25 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numba import njit
+from numpy.typing import NDArray
 from torch import Tensor
 
-from epsilons.accounting import checks
-from epsilons.noise.addition import UNITS_LIMIT, add_noise
+from epsilons.accounting import checks, threads
+from epsilons.noise.gaussian import gaussian_units
 from epsilons.noise.keystream import Keystream
 
+UNITS_LIMIT = 2.0**62  # the noise stays below 2³⁷ units, so the total fits into int64
+_CHUNK = 1 << 14  # coordinates whose noise is made together: they stay in the cache
+_WORD = 8  # bytes
 _GRID_BITS = 32
 _PRECISE = frozenset({torch.float32, torch.float64})
+_Floats = NDArray[np.floating[Any]]
 
 
 def grid(std: float) -> float:
@@ -97,7 +105,7 @@ class GridNoise:
         g = grid(std)
         noisy = _in_order(sums.values())
         begin = self.keystream.position
-        outside = add_noise(self.keystream, std, g, g / divisor, noisy)
+        outside = _add_noise(self.keystream, std, g, g / divisor, noisy)
         if outside is not None:
             for values in noisy:
                 values.fill_(math.nan)  # so that the noise, which will be drawn again, is not kept
@@ -179,3 +187,67 @@ def _out_of_range(name: str, g: float) -> ValueError:
         f"{name}: the clipped sum is not finite or exceeds 2⁶²·grid = {UNITS_LIMIT * g:.3g}. "
         "Drop examples with non-finite gradients, and clip, before adding noise."
     )
+
+
+class _Chunk(NamedTuple):
+    """Some coordinates of one tensor, and where their random words lie."""
+
+    tensor: int
+    start: int
+    size: int
+    words: int  # before them, counted from where the draw begins
+
+
+def _add_noise(
+    keystream: Keystream, std: float, g: float, unit: float, sums: Sequence[Tensor]
+) -> int | None:
+    """sums ← unit·(round(sums/g) + round(noise/g)), the same on any number of threads.
+
+    Contiguous tensors on the CPU, float32 or float64. If a sum does not fit the grid, the index of
+    its tensor comes back, and none of them means anything.
+    """
+    flat = [total.numpy().reshape(-1) for total in sums]
+    chunks, count = _chunks(tuple(values.size for values in flat))
+    begin = keystream.skip(_WORD * count)
+    outside: list[int] = []
+
+    def part(k: int, parts: int) -> None:
+        room = np.empty(_CHUNK, np.uint64)
+        for chunk in chunks[k * len(chunks) // parts : (k + 1) * len(chunks) // parts]:
+            words = room[: chunk.size + chunk.size % 2]
+            keystream.fill_at(begin + _WORD * chunk.words, words)
+            gaussian_units(words, std / g)
+            values = flat[chunk.tensor][chunk.start : chunk.start + chunk.size]
+            if _add_units(values, words.view(np.float64), g, unit):
+                outside.append(chunk.tensor)
+
+    threads.run(part, worthwhile=len(chunks) > 1)
+    return min(outside, default=None)
+
+
+@functools.lru_cache(64)
+def _chunks(sizes: tuple[int, ...]) -> tuple[list[_Chunk], int]:
+    """How the coordinates of tensors are cut, and how many words they take: an even number each."""
+    chunks, words = [], 0
+    for tensor, size in enumerate(sizes):
+        for start in range(0, size, _CHUNK):
+            length = min(_CHUNK, size - start)
+            chunks.append(_Chunk(tensor, start, length, words))
+            words += length + length % 2  # a pair of words makes two values
+    return chunks, words
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _add_units(sums: _Floats, units: _Floats, g: float, unit: float) -> bool:
+    """sums ← unit·(round(sums/g) + units), integers added exactly and then rounded once to float64.
+
+    Both integers are float64 without error, and IEEE 754 rounds their exact total. Returns whether
+    a sum is not below the limit, in size; NaN never is.
+    """
+    per_unit = 1.0 / g
+    outside = 0
+    for i in range(sums.size):
+        whole = np.rint(sums[i] * per_unit)
+        sums[i] = (whole + units[i]) * unit
+        outside += 0 if abs(whole) < UNITS_LIMIT else 1
+    return outside > 0
