@@ -1,4 +1,4 @@
-"""Sums over many places or long patches of equal numbers, where single precision errs most."""
+"""Sums over many places or long patches of equal numbers, where float32 errs most."""
 
 import copy
 

@@ -7,7 +7,7 @@ from hazards import HAZARDS
 from torch import nn
 
 from epsilons.gradients import (
-    Term,
+    GradientRule,
     UnsupportedLayer,
     check_model,
     clipped_gradients,
@@ -156,7 +156,7 @@ def _rules_restored():
     RULES.update(before)
 
 
-class Own(Term):
+class Own(GradientRule):
     """A rule for F.linear that is right but for a factor."""
 
     def __init__(self, data, factor):
@@ -226,7 +226,7 @@ def half_precision(model, batch):
 
 
 class Rounding(nn.Module):
-    """As far off for one example as kernels in half precision are for batches of another size."""
+    """As far off for one example as bfloat16 kernels are for batches of another size."""
 
     def forward(self, x):
         return x * (1 + 2**-8 * (len(x) == 1))

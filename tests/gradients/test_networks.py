@@ -18,11 +18,11 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_a_remainder_of_one_example_is_a_part_like_any_other(name, layout):
+@pytest.mark.parametrize("batch_dim", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_a_remainder_of_one_example_is_a_part_like_any_other(name, batch_dim):
     make, channels, size = NETWORKS[name]
     torch.manual_seed(0)
-    model = make().to(memory_format=layout)
+    model = make().to(memory_format=batch_dim)
     x, y = torch.randn(5, channels, size, size), torch.arange(5)
     whole, norms = clipped_gradients(model, LOSS, (x, y), 0.5)
     parts, same = clipped_gradients(model, LOSS, (x, y), 0.5, micro_batch=2)

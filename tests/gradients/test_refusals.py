@@ -20,7 +20,7 @@ from epsilons.gradients import (
     norm_rule,
 )
 from epsilons.gradients.norms import batch_norms
-from epsilons.gradients.rules import RULES, Formed
+from epsilons.gradients.rules import RULES, Materialized
 from epsilons.noise import SecureNoise
 from epsilons.training import fit, private_step
 
@@ -296,9 +296,9 @@ def test_memory_that_runs_out_is_no_fault_of_the_operation():
 
     @norm_rule(torch.Tensor.logaddexp)
     def rule(input, other):
-        term = Formed()
-        term.square_norms = term.gradients = exhausted
-        yield other, term
+        rule = Materialized()
+        rule.square_norms = rule.gradients = exhausted
+        yield other, rule
 
     try:
         net = Net(lambda self, x: x.logaddexp(self.weight), weight=parameter(D))

@@ -33,7 +33,7 @@ def test_squared_norms_do_not_come_out_too_small(size, dtype):
 
 
 def test_a_large_layer_has_its_full_norm():
-    # Long sequences, so that the gradient of 4.2 million numbers is formed.
+    # Long sequences, so that the gradient of 4.2 million numbers is materialized.
     torch.manual_seed(0)
     model, x = torch.nn.Linear(2048, 2048, bias=False), torch.randn(1, 3000, 2048)
     (norm,) = batch_norms(model, lambda model, x: model(x).square().sum((1, 2)), x)

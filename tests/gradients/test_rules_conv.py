@@ -184,9 +184,9 @@ def test_no_images_have_no_gradients():
 def test_squares_of_a_million_numbers_are_not_summed_too_coarsely():
     torch.manual_seed(0)
     source, places = torch.randn(2, 512, 3, 3), torch.randn(2, 512, 3, 3)
-    term = conv.Conv(source, SAME)
+    rule = conv.Conv(source, SAME)
     exact = slowly(source, places, SAME).square().sum((1, 2, 3, 4))
-    torch.testing.assert_close(term.square_norms(places).double(), exact, rtol=2e-6, atol=0)
+    torch.testing.assert_close(rule.square_norms(places).double(), exact, rtol=2e-6, atol=0)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(5))))

@@ -24,13 +24,13 @@ def test_norms_of_any_sizes_agree_with_float64(positions, d, p, transposed, mate
     draws = torch.Generator().manual_seed(seed)
     a = torch.randn(3, positions, d, generator=draws)
     g = torch.randn(3, positions, p, generator=draws)
-    term = Linear(a, transposed)
+    rule = Linear(a, transposed)
     expected = g.double().mT @ a.double()
     slack = 1e-6 * (g.abs().double().mT @ a.abs().double())  # what rounding is relative to
-    gradients = term.gradients(g).mT if transposed else term.gradients(g)
+    gradients = rule.gradients(g).mT if transposed else rule.gradients(g)
     assert ((gradients - expected).abs() <= slack).all()
-    norms = linear._formed if materialize else linear._ghost
-    for found in (norms(a, g), term.square_norms(g)):
+    norms = linear._materialized if materialize else linear._ghost
+    for found in (norms(a, g), rule.square_norms(g)):
         torch.testing.assert_close(
             found.double(), expected.square().sum((1, 2)), rtol=1e-4, atol=1e-6
         )
@@ -38,7 +38,7 @@ def test_norms_of_any_sizes_agree_with_float64(positions, d, p, transposed, mate
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("where", [0, 1])
-@pytest.mark.parametrize("norms", [linear._formed, linear._ghost])
+@pytest.mark.parametrize("norms", [linear._materialized, linear._ghost])
 def test_what_is_not_finite_stays_with_its_example(norms, where, bad):
     torch.manual_seed(0)
     operands = [torch.randn(4, 6, 21), torch.randn(4, 6, 13)]
@@ -64,10 +64,10 @@ def test_weighted_sums_agree_with_float64(positions, d, p):
     torch.manual_seed(0)
     a, g, factors = torch.randn(70, positions, d), torch.randn(70, positions, p), torch.rand(70)
     bias = Bias(torch.Size([p]))
-    term = Linear(a, bias=bias)
-    term.square_norms(g)
+    rule = Linear(a, bias=bias)
+    rule.square_norms(g)
     exact = g.double() * factors.double()[:, None, None]
-    found, total = term.weighted_sum(g, factors), bias.weighted_sum(g, factors)
+    found, total = rule.weighted_sum(g, factors), bias.weighted_sum(g, factors)
     assert torch.allclose(found.double(), (exact.mT @ a.double()).sum(0), atol=1e-4)
     assert torch.allclose(total.double(), exact.sum((0, 1)), atol=1e-4)
 
@@ -76,8 +76,8 @@ def test_some_rows_forget_what_is_known_of_all():
     torch.manual_seed(0)
     a, g, factors = torch.randn(5, 4), torch.randn(5, 3), torch.rand(5)
     bias = Bias(torch.Size([3]))
-    term = Linear(a, bias=bias)
-    term.square_norms(g)
+    rule = Linear(a, bias=bias)
+    rule.square_norms(g)
     assert torch.allclose(bias.squares, g.square().sum(1))
     some = slice(1, 3)
     assert bias.rows(some).squares is None
@@ -85,5 +85,5 @@ def test_some_rows_forget_what_is_known_of_all():
         bias.rows(some).weighted_sum(g[some], factors[some]), factors[some] @ g[some]
     )
     torch.testing.assert_close(
-        term.rows(some).square_norms(g[some]), a[some].square().sum(1) * g[some].square().sum(1)
+        rule.rows(some).square_norms(g[some]), a[some].square().sum(1) * g[some].square().sum(1)
     )

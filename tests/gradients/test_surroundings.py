@@ -1,4 +1,4 @@
-"""Precisions, layouts, checkpoints, compiled models, and what can't be overheard."""
+"""Precisions, batch_dims, checkpoints, compiled models, and what can't be traced."""
 
 from contextlib import nullcontext
 

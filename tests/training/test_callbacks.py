@@ -6,7 +6,7 @@ import pytest
 import torch
 import trained
 
-from epsilons.training import Ema, Interrupted, TensorBoard, Together
+from epsilons.training import Callbacks, Ema, Interrupted, TensorBoard
 
 
 def averaged(weights, decay):
@@ -24,7 +24,7 @@ def test_ema_is_the_average_of_the_weights_by_its_definition(tmp_path):
     seen = [trained.weights(model)]
     trained.trained(
         tmp_path / "run", trained.plan(),
-        on_step=Together(ema, lambda step: seen.append(trained.weights(step.model))),
+        on_step=Callbacks(ema, lambda step: seen.append(trained.weights(step.model))),
     )  # fmt: skip
     ema.apply(model)
     torch.testing.assert_close(trained.weights(model), averaged(seen, 0.5))
@@ -37,11 +37,11 @@ def test_ema_survives_an_interruption(tmp_path):
 
     model = trained.small_model()
     whole, first, second = (Ema(model) for _ in range(3))
-    trained.trained(tmp_path / "whole", trained.plan(), on_step=Together(whole))
+    trained.trained(tmp_path / "whole", trained.plan(), on_step=Callbacks(whole))
     with pytest.raises(Interrupted):
-        trained.trained(tmp_path / "run", trained.plan(), on_step=Together(first, press))
+        trained.trained(tmp_path / "run", trained.plan(), on_step=Callbacks(first, press))
     trained.trained(
-        tmp_path / "run", trained.plan(), on_step=Together(second, lambda step: None), resume=True
+        tmp_path / "run", trained.plan(), on_step=Callbacks(second, lambda step: None), resume=True
     )
     results = []
     for ema in (whole, second):

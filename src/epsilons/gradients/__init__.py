@@ -2,11 +2,11 @@
 
 from epsilons.gradients.model_checks import ModelCheck, check_model, replace_batch_norm
 from epsilons.gradients.norms import clipped_gradients, gradient_norms
-from epsilons.gradients.rules import Term, UnsupportedLayer, norm_rule
+from epsilons.gradients.rules import GradientRule, UnsupportedLayer, norm_rule
 
 __all__ = [
+    "GradientRule",
     "ModelCheck",
-    "Term",
     "UnsupportedLayer",
     "check_model",
     "clipped_gradients",

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from epsilons.gradients.clip_factors import add_up
-from epsilons.gradients.parameter_use import Use, Weight
+from epsilons.gradients.parameter_use import ParameterUse, Weight
 from epsilons.gradients.rules.derived import Standardised
 from epsilons.gradients.rules.registry import (
-    HALF,
-    Formed,
+    LOW_PRECISION,
+    Materialized,
     UnsupportedLayer,
     chunks,
     precise,
@@ -28,7 +28,7 @@ from epsilons.gradients.rules.registry import (
 )
 from epsilons.gradients.rules.shared import joined
 
-_KEEP_FORMED = 3.0  # times the operands' bytes
+_KEEP_MATERIALIZED = 3.0  # times the operands' bytes
 _NARROW = 1024  # gradients of fewer numbers are put side by side, since every call costs
 _Key = TypeVar("_Key")
 
@@ -36,7 +36,7 @@ _Key = TypeVar("_Key")
 class Group:
     """Uses whose parameters overlap, and must therefore be settled together."""
 
-    def __init__(self, uses: list[Use]) -> None:
+    def __init__(self, uses: list[ParameterUse]) -> None:
         self.uses = uses
         self.waiting = len(uses)
         self.direct = False  # whether there is nothing to pull back; known once it is settled
@@ -47,16 +47,16 @@ class Group:
 
     @property
     def coarse(self) -> bool:
-        """Whether pulling back to the parameters would round to half precision."""
+        """Whether pulling back to the parameters would round to bfloat16 or float16."""
         return any(_coarse(u.weight) for u in self.uses)
 
 
-class Accumulation:
+class Accumulator:
     """Receives uses during one backward pass; `squares` (B,) is complete when it ends."""
 
     def __init__(
         self,
-        uses: Sequence[Use],
+        uses: Sequence[ParameterUse],
         parameters: dict[str, Tensor],
         count: int,
         *,
@@ -74,7 +74,7 @@ class Accumulation:
         self._narrow: list[Weight] = []
         self._side_by_side: list[Tensor] = []  # their gradients; one tensor in the end
 
-    def receive(self, use: Use) -> None:
+    def receive(self, use: ParameterUse) -> None:
         group = self._group_of[id(use)]
         group.waiting -= 1
         if group.waiting == 0:
@@ -117,44 +117,44 @@ class Accumulation:
                 for gradient in self._pulled_back(group, some).values():
                     self.squares[some] += square_norms(gradient)
 
-    def _settle_directly(self, use: Use) -> None:
+    def _settle_directly(self, use: ParameterUse) -> None:
         assert use.g is not None
-        width, known = use.weight.tensor.numel(), use.term.squares
-        if known is None and width < _NARROW and use.term.forms(use.g):
+        width, known = use.weight.tensor.numel(), use.rule.squares
+        if known is None and width < _NARROW and use.rule.materializes(use.g):
             self._narrow.append(use.weight)
-            gradients = precise(use.term.gradients(use.g))
+            gradients = precise(use.rule.gradients(use.g))
             if gradients.dim() != 2:
                 gradients = gradients.reshape(use.g.shape[0], width)
             self._side_by_side.append(gradients)
             use.g = None
             return
-        self._form_if_small(use)
-        self._found.append(use.term.square_norms(use.g) if known is None else known)
+        self._materialize_if_small(use)
+        self._found.append(use.rule.square_norms(use.g) if known is None else known)
 
     def _standardised(self, group: Group) -> Tensor:
-        """Settle by the closed form what can be; the places of the examples that remain."""
+        """Settle by the closed form what can be; the indices of the examples that remain."""
         everyone = torch.arange(len(self.squares), device=self.squares.device)
         use = group.uses[0]
-        shape = use.weight.shape
-        if not isinstance(shape, Standardised) or len(group.uses) > 1 or self.coarse:
+        derivation = use.weight.derivation
+        if not isinstance(derivation, Standardised) or len(group.uses) > 1 or self.coarse:
             return everyone
         assert use.g is not None
-        products = shape.products(use.term, use.g)
-        self._form_if_small(use)
-        squares, cancelled = shape.square_norms(use.term, use.g, products)
+        products = derivation.products(use.rule, use.g)
+        self._materialize_if_small(use)
+        squares, cancelled = derivation.square_norms(use.rule, use.g, products)
         self.squares += squares.where(~cancelled, 0.0)
         return everyone[cancelled]
 
-    def _form_if_small(self, use: Use) -> None:
+    def _materialize_if_small(self, use: ParameterUse) -> None:
         """Form what is kept for the clipped sum, if it takes little more memory: then the sum is
         one product, where the operands would have to be contracted a second time."""
         if not self.keep:
             return
         assert use.g is not None
-        held = use.term.data.nbytes if use.term.data is not None else 0
-        formed = 4 * use.g.shape[0] * use.weight.tensor.numel()
-        if formed <= _KEEP_FORMED * (held + use.g.nbytes):
-            use.term, use.g = Formed(), use.term.gradients(use.g)
+        held = use.rule.data.nbytes if use.rule.data is not None else 0
+        materialized = 4 * use.g.shape[0] * use.weight.tensor.numel()
+        if materialized <= _KEEP_MATERIALIZED * (held + use.g.nbytes):
+            use.rule, use.g = Materialized(), use.rule.gradients(use.g)
 
     def _bytes(self, group: Group) -> int:
         return 8 * sum(w.tensor.numel() for w in group.weights)
@@ -164,7 +164,7 @@ class Accumulation:
         totals: dict[int, Tensor] = {}
         for use in group.uses:
             assert use.g is not None
-            _add(totals, id(use.weight), use.term.rows(rows).gradients(use.g[rows]))
+            _add(totals, id(use.weight), use.rule.rows(rows).gradients(use.g[rows]))
         return self._to_parameters(group.weights, totals, batched=True)
 
     def _to_parameters(
@@ -246,10 +246,10 @@ class Accumulation:
             return
         for use in group.uses:
             assert use.g is not None
-            term, g, its_factors = use.term, use.g, factors
+            rule, g, its_factors = use.rule, use.g, factors
             if chosen is not None:
-                term, g, its_factors = term.rows(chosen), g[chosen], factors[chosen]
-            _add(totals, id(use.weight), term.weighted_sum(g, its_factors))
+                rule, g, its_factors = rule.rows(chosen), g[chosen], factors[chosen]
+            _add(totals, id(use.weight), rule.weighted_sum(g, its_factors))
         group.uses = []
 
 
@@ -258,8 +258,8 @@ def _add(totals: dict[_Key, Tensor], key: _Key, part: Tensor) -> None:
 
 
 def _where(chosen: Tensor | None, rows: slice, device: torch.device) -> Tensor:
-    places = torch.arange(rows.start, rows.stop, device=device)
-    return places if chosen is None else places[chosen[rows]]
+    indices = torch.arange(rows.start, rows.stop, device=device)
+    return indices if chosen is None else indices[chosen[rows]]
 
 
 def _no_gradients(group: Group, error: Exception) -> UnsupportedLayer:
@@ -274,7 +274,7 @@ def _no_gradients(group: Group, error: Exception) -> UnsupportedLayer:
 
 
 def _coarse(weight: Weight) -> bool:
-    return weight.tensor.dtype in HALF and not weight.tensor.is_leaf
+    return weight.tensor.dtype in LOW_PRECISION and not weight.tensor.is_leaf
 
 
 def _is_parameter(group: Group) -> bool:
@@ -289,10 +289,10 @@ def _join(group: Group) -> bool:
     """Leave one use that stands for all uses of the group's only weight, if that can be."""
     if len(group.uses) == 1:
         return True
-    pair = joined([(u.term, u.g) for u in group.uses if u.g is not None])
+    pair = joined([(u.rule, u.g) for u in group.uses if u.g is not None])
     if pair is None:
         return False
-    group.uses = [Use(group.uses[0].weight, pair[0], group.uses[0].operation, pair[1])]
+    group.uses = [ParameterUse(group.uses[0].weight, pair[0], group.uses[0].operation, pair[1])]
     return True
 
 
@@ -326,8 +326,8 @@ def _apart(gradients: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
         yield gradient if whole else gradient.clone(memory_format=torch.contiguous_format)
 
 
-def _groups(uses: Sequence[Use]) -> list[Group]:
-    by_root: dict[str, list[Use]] = {}
+def _groups(uses: Sequence[ParameterUse]) -> list[Group]:
+    by_root: dict[str, list[ParameterUse]] = {}
     for use in uses:
         if by_root.keys().isdisjoint(use.weight.roots):
             alone = [use]

@@ -14,7 +14,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 
-class Tap(torch.autograd.Function):
+class GradientTap(torch.autograd.Function):
     """An output as it is; on the way back, its gradient is shown.
 
     A node of its own and not a hook: a hook on a view would be lost when the model modifies the
@@ -40,7 +40,7 @@ def anchor(device: torch.device) -> Tensor:
 
 
 def opened(function: Any) -> Callable[..., Any] | None:
-    """A Python function of torch without its first look at overrides: its body, to be overheard."""
+    """A Python function of torch without its first look at overrides: its body, to be traced."""
     names = [n for n in function.__code__.co_names if n.startswith("has_torch_function")]
     if not names:
         return None

@@ -19,13 +19,13 @@ def clip_factors(squares: Tensor, bounds: float | Tensor) -> tuple[Tensor, Tenso
     comes last.
     """
     norms = squares.sqrt()
-    lengths = (norms * (1 + NORM_ERROR)).clamp_(min=_TINY)
-    factors = (bounds / lengths).clamp_(max=1.0).nan_to_num_(nan=0.0)
+    upper = (norms * (1 + NORM_ERROR)).clamp_(min=_TINY)
+    factors = (bounds / upper).clamp_(max=1.0).nan_to_num_(nan=0.0)
     return norms, factors, bool((factors > 0).all())
 
 
 def add_up(parts: Sequence[Tensor], total: Tensor) -> None:
-    """Add several (B,) to a total in double precision."""
+    """Add several (B,) to a total in float64."""
     if any(part.shape != total.shape for part in parts):  # one each, never one for all
         shapes = {tuple(part.shape) for part in parts}
         raise RuntimeError(f"squared norms of shapes {shapes}; expected {tuple(total.shape)}")

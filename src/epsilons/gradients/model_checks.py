@@ -21,7 +21,6 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
 from epsilons.gradients.autograd_nodes import opened
-from epsilons.gradients.batch_dim.layout import names
 from epsilons.gradients.buffer_checks import check_buffers
 from epsilons.gradients.isolation import undisturbed
 from epsilons.gradients.norms import (
@@ -33,7 +32,8 @@ from epsilons.gradients.norms import (
     examples,
     trainable,
 )
-from epsilons.gradients.rules import HALF, UnsupportedLayer
+from epsilons.gradients.operations import names
+from epsilons.gradients.rules import LOW_PRECISION, UnsupportedLayer
 from epsilons.gradients.trees import swapped, tensors_in
 
 CANARIES = 3
@@ -180,7 +180,7 @@ def _problems(model: nn.Module) -> Iterator[str]:
         elif isinstance(module, _InstanceNorm) and module.track_running_stats and module.training:
             yield (
                 f"{path}: {kind} keeps running statistics over the examples, which no noise "
-                "protects. Use track_running_stats=False."
+                "protects. ParameterUse track_running_stats=False."
             )
         elif isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             yield f"{path}: {kind} wraps the model. Pass the model itself, `.module`."
@@ -342,7 +342,7 @@ class _Quiet(TorchFunctionMode):
             elif "dropout_p" in named:
                 named["dropout_p"] = 0.0
         out = func(*args, **named)
-        halved = isinstance(out, Tensor) and out.dtype in HALF
+        halved = isinstance(out, Tensor) and out.dtype in LOW_PRECISION
         if halved or torch.is_autocast_enabled(self.device):
             self.tolerance = 0.1
         return out

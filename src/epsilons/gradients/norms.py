@@ -1,6 +1,6 @@
 """Every example's gradient norm, and the sum of clipped gradients, from one backward pass.
 
-Nothing is wrapped, hooked or left behind on the model: see `interception` for how.
+Nothing is wrapped, hooked or left behind on the model: see `tracer` for how.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 from torch.utils.data import default_collate
 
-from epsilons.gradients.accumulate import Accumulation
-from epsilons.gradients.batch_dim.layout import BATCH_FIRST
+from epsilons.gradients.accumulate import Accumulator
+from epsilons.gradients.batch_dim.dims import BATCH_FIRST
 from epsilons.gradients.clip_factors import clip_factors
 from epsilons.gradients.isolation import in_order, undisturbed
 from epsilons.gradients.rules.registry import UnsupportedLayer, without_autocast
-from epsilons.gradients.tracer import Interception, PresumedWrongly
+from epsilons.gradients.tracer import PresumedWrongly, Tracer
 from epsilons.gradients.trees import swapped, tensors_in
 
 LossFn = Callable[[nn.Module, Any], Tensor]
@@ -88,9 +88,9 @@ def clipped_gradients_of(
     for start in range(0, count, size):
         part = slice(start, min(start + size, count))
         its = limits if isinstance(limits, float) else limits[part]
-        clipped, lengths = _clipped(parameters, model, loss_fn, examples(batch, part), its)
+        clipped, its_norms = _clipped(parameters, model, loss_fn, examples(batch, part), its)
         sums = clipped if sums is None else {k: v.add_(clipped[k]) for k, v in sums.items()}
-        norms.append(lengths)
+        norms.append(its_norms)
     assert sums is not None
     return sums, torch.cat(norms)
 
@@ -103,7 +103,7 @@ def _clipped(
     limits: float | Tensor,
 ) -> tuple[dict[str, Tensor], Tensor]:
     if example_count(batch) == 0:
-        accumulated = Accumulation([], parameters, 0, keep=True, coarse=False)
+        accumulated = Accumulator([], parameters, 0, keep=True, coarse=False)
     else:
         accumulated = _backward(model, loss_fn, batch, parameters, keep=True)
     norms, factors, everyone = clip_factors(accumulated.squares, limits)
@@ -246,7 +246,7 @@ def _backward(
     parameters: dict[str, Tensor],
     *,
     keep: bool,
-) -> Accumulation:
+) -> Accumulator:
     versions = [(t, t._version) for t in tensors_in(batch) if not t.is_inference()]
     try:
         return _overheard(model, loss_fn, batch, parameters, keep=keep, presume=True)
@@ -267,9 +267,9 @@ def _overheard(
     *,
     keep: bool,
     presume: bool,
-) -> Accumulation:
+) -> Accumulator:
     count = example_count(batch)
-    mode = Interception(parameters, count, presume)
+    mode = Tracer(parameters, count, presume)
     # Aliases, so that what is noted about a tensor is not noted about the caller's.
     aliases = {id(t): t.detach() for t in tensors_in(batch)}
     for alias in aliases.values():
@@ -281,7 +281,7 @@ def _overheard(
         check_losses(losses, count)
         if presume and mode.presumed(losses):
             raise PresumedWrongly
-        accumulated = Accumulation(mode.uses, parameters, count, keep=keep, coarse=mode.rounds)
+        accumulated = Accumulator(mode.uses, parameters, count, keep=keep, coarse=mode.rounds)
         with without_autocast(mode.device):
             if losses.requires_grad:
                 mode.backward(losses.sum(), accumulated.receive)
@@ -290,7 +290,7 @@ def _overheard(
 
 
 def _eager() -> AbstractContextManager[Any]:
-    # A compiled model runs as it was written: compiled code can't be overheard.
+    # A compiled model runs as it was written: compiled code can't be traced.
     if "torch._dynamo" in sys.modules:
         return cast(AbstractContextManager[Any], torch.compiler.set_stance("force_eager"))
     return nullcontext()
@@ -302,5 +302,5 @@ def check_losses(losses: Any, count: int) -> None:
         got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise ValueError(
             f"loss_fn returned {got}; expected one loss per example, ({count},). "
-            'Use reduction="none" and average within each example only.'
+            'ParameterUse reduction="none" and average within each example only.'
         )

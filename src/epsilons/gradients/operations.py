@@ -8,7 +8,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from epsilons.gradients.batch_dim.layout import names
+
+def names(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
 
 DIFFERENTIATING = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 # The commonest operations that give one row for a row, whatever their options: nothing to ask.
@@ -49,6 +53,53 @@ IN_PLACE: dict[str, Callable[..., Any]] = {
     "__imul__": torch.mul,
     "__itruediv__": torch.div,
 }
+
+# What an operation does to the batch dimension.
+PROPERTIES: dict[Any, str] = {
+    torch.Tensor.T.__get__: "T",  # type: ignore[attr-defined]
+    torch.Tensor.mT.__get__: "mT",  # type: ignore[attr-defined]
+    torch.Tensor.H.__get__: "H",  # type: ignore[attr-defined]
+    torch.Tensor.mH.__get__: "mH",  # type: ignore[attr-defined]
+}
+MOVING = names("T mT H mH t transpose permute swapaxes swapdims movedim moveaxis adjoint")
+RESHAPING = names("view reshape flatten unflatten unsqueeze ravel view_as reshape_as")
+PARTING = names("chunk split split_with_sizes narrow")
+NORMALISING = names("group_norm layer_norm rms_norm instance_norm batch_norm")
+CONVOLVING = names(
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"
+)  # with the channels along dimension 1
+ELEMENTWISE = names(
+    "add sub mul div true_divide floor_divide remainder fmod pow where maximum minimum rsub "
+    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __rdiv__ __pow__ "
+    "__rpow__ eq ne lt le gt ge logical_and logical_or logical_xor __and__ __or__ __xor__ atan2 "
+    "lerp masked_fill addcmul addcdiv hypot logaddexp add_ sub_ mul_ div_ masked_fill_ __eq__ "
+    "__lt__ __le__ __gt__ __ge__ __ne__ binary_cross_entropy_with_logits"
+)
+EXPANDING = names("expand expand_as repeat tile broadcast_to")
+JOINING = names("cat concat concatenate stack")
+RECURRENT = names("lstm gru rnn_tanh rnn_relu")
+PICKING = names("nonzero argwhere masked_select unique")
+REORDERING: dict[str, tuple[str, int, Any]] = {
+    "flip": ("dims", 1, None),
+    "flipud": ("dims", 1, 0),
+    "roll": ("dims", 2, None),
+    "rot90": ("dims", 2, (0, 1)),
+    "index_select": ("dim", 1, None),
+    "gather": ("dim", 1, None),
+    "take_along_dim": ("dim", 2, None),
+    "sort": ("dim", 1, -1),
+    "argsort": ("dim", 1, -1),
+    "msort": ("dim", 1, 0),
+}  # the keyword, place and default of the dimensions along which they do
+CONTRACTING = names("matmul bmm mm __matmul__ __rmatmul__ baddbmm")
+ROWS_MEET_ROWS = names(
+    "__getitem__ __setitem__ gather index_select take_along_dim scatter cross_entropy nll_loss "
+    "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy copy_"
+)
+WEIGHTED = names(
+    "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
+    "embedding embedding_bag group_norm layer_norm rms_norm instance_norm bilinear"
+)
 
 
 def changes(name: str) -> bool:

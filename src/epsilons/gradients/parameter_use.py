@@ -1,4 +1,4 @@
-"""Weight and Use: what a forward pass leaves behind of every weight."""
+"""Weight and ParameterUse: what a traced forward pass records."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from epsilons.gradients.rules import Term
-from epsilons.gradients.rules.derived import Shape
+from epsilons.gradients.rules import GradientRule
+from epsilons.gradients.rules.derived import Derivation
 
 
 @dataclass(eq=False)
@@ -17,14 +17,14 @@ class Weight:
     tensor: Tensor
     roots: frozenset[str]
     rearranged: bool  # a parameter, or its entries in another order: gradients have equal norms
-    shape: Shape | None = None  # what is known about how it was derived
+    derivation: Derivation | None = None  # how it was derived, where a closed form is known
 
 
 @dataclass(eq=False)
-class Use:
+class ParameterUse:
     """One weight in one operation."""
 
     weight: Weight
-    term: Term
+    rule: GradientRule
     operation: str
     g: Tensor | None = None

@@ -1,8 +1,8 @@
-"""The forward pass, overheard: every operation in which a weight meets the data leaves a `Use`.
+"""The forward pass, traced: every operation on a weight and data is recorded as a `ParameterUse`.
 
-While `Interception` is active, such operations run with the weight detached, so that autograd
-never forms a weight gradient; what comes back to their outputs is handed to the rules instead.
-The model isn't touched.
+While `Tracer` is active, such operations run with the weight detached, so that autograd never
+computes a weight gradient; the gradients of their outputs go to the rules instead. The model isn't
+touched.
 """
 
 from __future__ import annotations
@@ -19,28 +19,23 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from epsilons.gradients.autograd_nodes import (
-    Tap,
+    GradientTap,
     anchor,
     opened,
     packs_tensors,
     running_checkpoint,
     unpacked,
 )
-from epsilons.gradients.batch_dim.cache import Answer, Known, asked, remember, remembered
-from epsilons.gradients.batch_dim.layout import (
-    BATCH_FIRST,
-    ELEMENTWISE,
-    EXPANDING,
-    Layout,
-    agreeing,
-    assigned_layout,
-    examples_first,
-    output_layout,
-)
+from epsilons.gradients.batch_dim.cache import CachedDims, Known, cache_key, lookup, store
+from epsilons.gradients.batch_dim.dims import BATCH_FIRST, BatchDim, examples_first
+from epsilons.gradients.batch_dim.indexing import assigned_batch_dim
+from epsilons.gradients.batch_dim.propagate import agreeing, output_batch_dim
 from epsilons.gradients.operations import (
     ALIKE,
     CASTING,
     DIFFERENTIATING,
+    ELEMENTWISE,
+    EXPANDING,
     IN_PLACE,
     INQUIRING,
     NEW,
@@ -48,19 +43,19 @@ from epsilons.gradients.operations import (
     ROW_BY_ROW,
     changes,
 )
-from epsilons.gradients.parameter_use import Use, Weight
+from epsilons.gradients.parameter_use import ParameterUse, Weight
 from epsilons.gradients.rules import (
     COMPOSITES,
     FUSED,
-    HALF,
+    LOW_PRECISION,
     REFUSED,
     RULES,
-    Formed,
-    Term,
+    GradientRule,
+    Materialized,
     UnsupportedLayer,
 )
 from epsilons.gradients.rules.conv import Conv
-from epsilons.gradients.rules.derived import Shape, Standardised, derived_shape
+from epsilons.gradients.rules.derived import Derivation, Standardised, derivation
 from epsilons.gradients.rules.fallback import fallback
 from epsilons.gradients.rules.linear import Bias
 from epsilons.gradients.trees import swapped, tensors_in
@@ -71,14 +66,14 @@ class PresumedWrongly(Exception):
 
 
 @dataclass(eq=False)
-class Interception(TorchFunctionMode):
+class Tracer(TorchFunctionMode):
     """One forward pass over `count` examples."""
 
     parameters: Mapping[str, Tensor]
     count: int
     presume: bool = True
-    receive: Callable[[Use], None] | None = None
-    uses: list[Use] = field(default_factory=list)
+    receive: Callable[[ParameterUse], None] | None = None
+    uses: list[ParameterUse] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -97,11 +92,11 @@ class Interception(TorchFunctionMode):
         self._derived: list[Tensor] = []
         self._data: dict[int, Known] = {}
         self.recomputes = False
-        self.rounds = False  # whether weights were derived in half precision
+        self.rounds = False  # whether weights were derived in bfloat16 or float16
 
-    def mark(self, tensor: Tensor, layout: Layout | None, presumed: bool = False) -> None:
-        """Take a tensor for data with this layout; `presumed` if only its size says so."""
-        self._data[id(tensor)] = (weakref.ref(tensor), layout, presumed)
+    def mark(self, tensor: Tensor, batch_dim: BatchDim | None, presumed: bool = False) -> None:
+        """Take a tensor for data with this batch_dim; `presumed` if only its size says so."""
+        self._data[id(tensor)] = (weakref.ref(tensor), batch_dim, presumed)
 
     def presumed(self, tensor: Tensor) -> bool:
         """Whether nothing but sizes ties a tensor to the data."""
@@ -113,11 +108,11 @@ class Interception(TorchFunctionMode):
 
         Unless more is known about it: that it is a weight, or data.
         """
-        layout, presumed = self._layout(tensor)
-        its, _ = self._layout(like)
-        unknown = layout is None or presumed
+        batch_dim, presumed = self._batch_dim(tensor)
+        its, _ = self._batch_dim(like)
+        unknown = batch_dim is None or presumed
         if id(tensor) not in self._weights and unknown and its is not None:
-            self.mark(tensor, Layout(dim, its.inner))
+            self.mark(tensor, BatchDim(dim, its.inner))
 
     def mark_rows(self, tensor: Tensor) -> None:
         """Take a tensor for data with one row per example."""
@@ -134,20 +129,22 @@ class Interception(TorchFunctionMode):
         """Whether a tensor is a parameter, or known to come from parameters alone."""
         return id(tensor) in self._weights
 
-    def expect(self, weight: Any, operation: str) -> Use | None:
+    def expect(self, weight: Any, operation: str) -> ParameterUse | None:
         """Announce a use whose gradients an operation will `deliver`; None for a non-weight."""
         if id(weight) not in self._weights or self.receive is not None:
             return None
-        use = Use(self._weights[id(weight)], _DELIVERED, operation)
+        use = ParameterUse(self._weights[id(weight)], _DELIVERED, operation)
         self.uses.append(use)
         return use
 
-    def deliver(self, use: Use | None, g: Tensor, term: Term | None = None) -> None:
-        """What came back to an announced use: g for its term, or without one the gradients."""
+    def deliver(
+        self, use: ParameterUse | None, g: Tensor, rule: GradientRule | None = None
+    ) -> None:
+        """What came back to an announced use: g for its rule, or without one the gradients."""
         if use is None:
             return
         assert self.receive is not None, "gradients before the loss is known"
-        use.term, use.g = term or use.term, g
+        use.rule, use.g = rule or use.rule, g
         self.receive(use)
 
     def is_derived(self, weight: Tensor) -> bool:
@@ -176,16 +173,16 @@ class Interception(TorchFunctionMode):
             for part in (out,) if isinstance(out, Tensor) else out:
                 self.mark_rows(part)
             return out
-        question = asked(func, args, kwargs, self.count, self._data)
-        answer = None if question is None else remembered(question)
-        if answer is not None:
+        key = cache_key(func, args, kwargs, self.count, self._data)
+        cached = None if key is None else lookup(key)
+        if cached is not None:
             out = func(*args, **kwargs)
-            if not self._answer(out, answer):
-                known = [(t, self._layout(t)[0]) for t in tensors_in((args, kwargs))]
-                self._follow(func, args, kwargs, known, out, presumed=False)
+            if not self._mark_cached(out, cached):
+                known = [(t, self._batch_dim(t)[0]) for t in tensors_in((args, kwargs))]
+                self._propagate(func, args, kwargs, known, out, presumed=False)
             return out
         weights: list[Weight] = []
-        data: list[tuple[Tensor, Layout | None]] = []
+        data: list[tuple[Tensor, BatchDim | None]] = []
         guesses: list[bool] = []
         tensors = tensors_in(args)
         if kwargs:
@@ -199,7 +196,7 @@ class Interception(TorchFunctionMode):
                 data.append((tensor, entry[1]))
                 guesses.append(entry[2])
             elif tensor.requires_grad and not tensor.is_leaf:
-                # From what can't be overheard, such as an autograd.Function of the model's own.
+                # From what can't be traced, such as an autograd.Function of the model's own.
                 guess = self.presume and tensor.dim() > 0 and tensor.shape[0] == self.count
                 data.append((tensor, BATCH_FIRST if guess else None))
                 guesses.append(guess)
@@ -223,17 +220,17 @@ class Interception(TorchFunctionMode):
             return self._derive(func, args, kwargs, weights)
         out = func(*args, **kwargs)
         if data:
-            found = self._follow(func, args, kwargs, data, out, presumed)
-            if question is not None:
-                remember(question, found)
+            found = self._propagate(func, args, kwargs, data, out, presumed)
+            if key is not None:
+                store(key, found)
         elif self.presume and not tensors:
             self._presume(out)
         return out
 
-    def backward(self, loss: Tensor, receive: Callable[[Use], None]) -> None:
+    def backward(self, loss: Tensor, receive: Callable[[ParameterUse], None]) -> None:
         """Send gradients back from the loss; every use is handed over with its g."""
         self.uses.clear()  # whoever receives them lets go of each in time
-        self.receive = _unheard(receive) if self.recomputes else receive
+        self.receive = _untraced(receive) if self.recomputes else receive
         names, parameters = list(self.parameters), list(self.parameters.values())
         with self if self.recomputes else nullcontext():
             # Every parameter was detached, so none of them can be reached; if one is, say so.
@@ -241,47 +238,47 @@ class Interception(TorchFunctionMode):
         leaked = [name for name, g in zip(names, found, strict=True) if g is not None]
         if leaked:
             raise UnsupportedLayer(
-                f"{', '.join(leaked)}: used by an operation that can't be overheard (a custom "
+                f"{', '.join(leaked)}: used by an operation that can't be traced (a custom "
                 "autograd.Function, or torch.func inside the model). Write it with torch's "
                 "operations, or call them on the parameter first."
             )
 
-    def _follow(
+    def _propagate(
         self, func: Any, args: Any, kwargs: Any, data: Any, out: Any, presumed: bool
-    ) -> Answer:
-        """Mark what comes out of an operation on data; shapes and layouts of its tensors."""
-        layouts: dict[torch.Size, Layout | None] = {}
+    ) -> CachedDims:
+        """Mark what comes out of an operation on data; shapes and batch_dims of its tensors."""
+        batch_dims: dict[torch.Size, BatchDim | None] = {}
         parts = tensors_in(out)
         for part in parts:
-            if part.shape not in layouts:
-                found = output_layout(func, args, kwargs, data, part, self.count)
-                layouts[part.shape] = found
-            self.mark(part, layouts[part.shape], presumed)
-        return [(part.shape, layouts[part.shape]) for part in parts]
+            if part.shape not in batch_dims:
+                found = output_batch_dim(func, args, kwargs, data, part, self.count)
+                batch_dims[part.shape] = found
+            self.mark(part, batch_dims[part.shape], presumed)
+        return [(part.shape, batch_dims[part.shape]) for part in parts]
 
-    def _answer(self, out: Any, shaped: Answer) -> bool:
+    def _mark_cached(self, out: Any, shaped: CachedDims) -> bool:
         """Mark what came out as before; False if it has other shapes, which then say more."""
         parts = [out] if isinstance(out, Tensor) else tensors_in(out)
         if [part.shape for part in parts] != [shape for shape, _ in shaped]:
             return False
-        for part, (_, layout) in zip(parts, shaped, strict=True):
-            self.mark(part, layout)
+        for part, (_, batch_dim) in zip(parts, shaped, strict=True):
+            self.mark(part, batch_dim)
         return True
 
     def _assign(self, target: Tensor, index: Any, value: Any) -> None:
         """target[index] = value, which makes data of the target."""
-        layout, presumed = self._layout(target)
-        its, guessed = self._layout(value) if isinstance(value, Tensor) else (None, False)
+        batch_dim, presumed = self._batch_dim(target)
+        its, guessed = self._batch_dim(value) if isinstance(value, Tensor) else (None, False)
         if (presumed and target.requires_grad) or (guessed and value.requires_grad):
             raise PresumedWrongly
         target[index] = value
         if its is not None and not guessed:
-            known = None if presumed else layout
-            self.mark(target, assigned_layout(target, index, value, its, known, self.count))
-        elif layout is None or (isinstance(value, Tensor) and value.requires_grad):
+            known = None if presumed else batch_dim
+            self.mark(target, assigned_batch_dim(target, index, value, its, known, self.count))
+        elif batch_dim is None or (isinstance(value, Tensor) and value.requires_grad):
             self.mark(target, None)
 
-    def _layout(self, tensor: Tensor) -> tuple[Layout | None, bool]:
+    def _batch_dim(self, tensor: Tensor) -> tuple[BatchDim | None, bool]:
         entry = self._data.get(id(tensor))
         known = entry is not None and entry[0]() is tensor
         return (entry[1], entry[2]) if known and entry is not None else (None, False)
@@ -312,7 +309,7 @@ class Interception(TorchFunctionMode):
             if name in CASTING and part.shape == single.tensor.shape:
                 self._weights[id(part)] = single
                 continue
-            self.rounds = self.rounds or part.dtype in HALF
+            self.rounds = self.rounds or part.dtype in LOW_PRECISION
             rearranged = (
                 len(weights) == 1
                 and single.rearranged
@@ -320,15 +317,15 @@ class Interception(TorchFunctionMode):
                 and part.numel() == single.tensor.numel()
             )
             roots = frozenset[str]().union(*(w.roots for w in weights))
-            shape = None
+            found = None
             if len(roots) == len(weights) and not rearranged:
-                shape = derived_shape(func, args, kwargs, part, self._known)
-            self._weights[id(part)] = Weight(part, roots, rearranged, shape)
+                found = derivation(func, args, kwargs, part, self._known)
+            self._weights[id(part)] = Weight(part, roots, rearranged, found)
         return out
 
-    def _known(self, tensor: Any) -> tuple[bool, Shape | None]:
+    def _known(self, tensor: Any) -> tuple[bool, Derivation | None]:
         weight = self._weights.get(id(tensor))
-        return (weight.rearranged, weight.shape) if weight is not None else (False, None)
+        return (weight.rearranged, weight.derivation) if weight is not None else (False, None)
 
     def _expanded(self, func: Any, args: Any, kwargs: Any, weight: Weight) -> Tensor | None:
         """A weight given a dimension of the batch's size: one equal row for each example."""
@@ -341,8 +338,8 @@ class Interception(TorchFunctionMode):
         row = [1 if d == grown[0] else size for d, size in enumerate(out.shape)]
         if any(size not in (1, length) for size, length in zip(old, row, strict=True)):
             return None
-        term = (weight, Bias(source))
-        return self._listen(out, Layout(grown[0]), [term], "expand", presumed=True)
+        rule = (weight, Bias(source))
+        return self._trace_output(out, BatchDim(grown[0]), [rule], "expand", presumed=True)
 
     def _mixed(
         self,
@@ -350,7 +347,7 @@ class Interception(TorchFunctionMode):
         args: Any,
         kwargs: Any,
         tensors: list[Tensor],
-        data: list[tuple[Tensor, Layout | None]],
+        data: list[tuple[Tensor, BatchDim | None]],
         weights: list[Weight],
         presumed: bool,
     ) -> Any:
@@ -377,8 +374,8 @@ class Interception(TorchFunctionMode):
                 f"{self.path(weights)}: {name} uses a parameter together with data and gives its "
                 f"result {kind}. Write it with operations that return one new tensor."
             )
-        layout = output_layout(func, args, kwargs, data, out, self.count)
-        if layout is None or any(its is None for _, its in data):
+        batch_dim = output_batch_dim(func, args, kwargs, data, out, self.count)
+        if batch_dim is None or any(its is None for _, its in data):
             if self.presume:
                 raise PresumedWrongly
             raise UnsupportedLayer(
@@ -390,17 +387,17 @@ class Interception(TorchFunctionMode):
         if self.receive is not None:
             # A checkpoint runs its part again on the way back, for what autograd saved there.
             out = self._tap(out, lambda g: None)
-            self.mark(out, layout, presumed)
+            self.mark(out, batch_dim, presumed)
             return out
         by_weight = {id(detached[key]): self._weights[key] for key in detached}
-        terms = self._terms(func, args, kwargs, data, by_weight, layout, out)
-        self._keep_output(terms, out, layout)
-        return self._listen(out, layout, terms, name, presumed)
+        rules = self._rules(func, args, kwargs, data, by_weight, batch_dim, out)
+        self._keep_output(rules, out, batch_dim)
+        return self._trace_output(out, batch_dim, rules, name, presumed)
 
     def _fused(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operation as a node of its own, where it maps rows of data to rows."""
-        apply, rule = FUSED[func]
-        if RULES.get(func, _NO_RULE)[0] is not rule or not torch.is_grad_enabled():
+        apply, build = FUSED[func]
+        if RULES.get(func, _NO_RULE)[0] is not build or not torch.is_grad_enabled():
             return NotImplemented
         if packs_tensors():
             # Checkpoints go through a part of the model again, where less is known about its data:
@@ -426,28 +423,30 @@ class Interception(TorchFunctionMode):
                 "the gradients. Use torch.utils.checkpoint.checkpoint(…, use_reentrant=False)."
             )
 
-    def _keep_output(self, terms: list[tuple[Weight, Term]], out: Tensor, layout: Layout) -> None:
-        for weight, term in terms:
-            if isinstance(term, Conv) and isinstance(weight.shape, Standardised):
-                term.keep(examples_first(out.detach(), layout, self.count))
+    def _keep_output(
+        self, rules: list[tuple[Weight, GradientRule]], out: Tensor, batch_dim: BatchDim
+    ) -> None:
+        for weight, rule in rules:
+            if isinstance(rule, Conv) and isinstance(weight.derivation, Standardised):
+                rule.keep(examples_first(out.detach(), batch_dim, self.count))
 
-    def _terms(
+    def _rules(
         self,
         func: Any,
         args: Any,
         kwargs: Any,
         data: Any,
         by_weight: Any,
-        layout: Layout,
+        batch_dim: BatchDim,
         out: Tensor,
-    ) -> list[tuple[Weight, Term]]:
+    ) -> list[tuple[Weight, GradientRule]]:
         plain = [t.detach() for t, _ in data]
         first = [
             examples_first(t, its, self.count) for t, (_, its) in zip(plain, data, strict=True)
         ]
         originals = [t for t, _ in data]
         if func in RULES and not any(t.is_complex() for t in (*plain, out)):
-            rule, argument = RULES[func]
+            build, argument = RULES[func]
             subject = args[0] if args else kwargs.get(argument)
             applies = argument is None or (len(data) == 1 and originals[0] is subject)
             if getattr(func, "__name__", "") in ELEMENTWISE:
@@ -455,32 +454,32 @@ class Interception(TorchFunctionMode):
                 applies = applies and not any(_spans(w.tensor, place) for w in by_weight.values())
             if applies:
                 rows = {id(t): rows for t, rows in zip(originals, first, strict=True)}
-                found = list(rule(*swapped(args, rows), **swapped(kwargs, rows)))
-                terms = [(by_weight[id(w)], term) for w, term in found if id(w) in by_weight]
+                found = list(build(*swapped(args, rows), **swapped(kwargs, rows)))
+                rules = [(by_weight[id(w)], rule) for w, rule in found if id(w) in by_weight]
                 if {id(w) for w, _ in found} >= set(by_weight):
-                    return terms
+                    return rules
         pairs = list(zip(plain, first, strict=True))
         unhooked = {id(t): d for t, d in zip(originals, plain, strict=True)}
         args, kwargs = swapped(args, unhooked), swapped(kwargs, unhooked)
         return [
             (
                 by_weight[id(tensor)],
-                fallback(func, args, kwargs, pairs, tensor, layout, out, self.count),
+                fallback(func, args, kwargs, pairs, tensor, batch_dim, out, self.count),
             )
             for tensor in {id(t): t for t in tensors_in((args, kwargs))}.values()
             if id(tensor) in by_weight
         ]
 
-    def _listen(
+    def _trace_output(
         self,
         out: Tensor,
-        layout: Layout,
-        terms: list[tuple[Weight, Term]],
+        batch_dim: BatchDim,
+        rules: list[tuple[Weight, GradientRule]],
         name: str,
         presumed: bool,
     ) -> Tensor:
-        uses = [Use(weight, term, name) for weight, term in terms]
-        versions = [(t, t._version) for _, term in terms for t in term.held()]
+        uses = [ParameterUse(weight, rule, name) for weight, rule in rules]
+        versions = [(t, t._version) for _, rule in rules for t in rule.saved()]
         self.uses.extend(uses)
 
         def arrived(g: Tensor) -> None:
@@ -490,7 +489,7 @@ class Interception(TorchFunctionMode):
                     f"{self.path([u.weight for u in uses])}: the input of {name} was modified in "
                     "place afterwards. Use the out-of-place operation."
                 )
-            rows = examples_first(g, layout, self.count)
+            rows = examples_first(g, batch_dim, self.count)
             for use in uses:
                 use.g = rows
                 self.receive(use)
@@ -499,11 +498,11 @@ class Interception(TorchFunctionMode):
             versions.clear()
 
         out = self._tap(out, arrived)
-        self.mark(out, layout, presumed)
+        self.mark(out, batch_dim, presumed)
         return out
 
     def _tap(self, out: Tensor, arrived: Callable[[Tensor], None]) -> Tensor:
-        return cast(Tensor, Tap.apply(out, self.anchor, arrived))  # type: ignore[no-untyped-call]
+        return cast(Tensor, GradientTap.apply(out, self.anchor, arrived))  # type: ignore[no-untyped-call]
 
     def _out_of_place(self, name: str, args: Any, kwargs: Any) -> Any:
         target = args[0]
@@ -513,10 +512,10 @@ class Interception(TorchFunctionMode):
             return target.copy_(result)
 
 
-def _unheard(receive: Callable[[Use], None]) -> Callable[[Use], None]:
-    """The same, where the interception is active on the way back too: for checkpoints only."""
+def _untraced(receive: Callable[[ParameterUse], None]) -> Callable[[ParameterUse], None]:
+    """The same, where the tracer is active on the way back too: for checkpoints only."""
 
-    def received(use: Use) -> None:
+    def received(use: ParameterUse) -> None:
         with torch._C.DisableTorchFunction():
             receive(use)
 
@@ -528,5 +527,5 @@ def _spans(weight: Tensor, place: int) -> bool:
 
 
 _NO_RULE = None, None
-_DELIVERED = Formed()  # what comes back is the gradients
+_DELIVERED = Materialized()  # what comes back is the gradients
 _grad = opened(torch.autograd.grad) or torch.autograd.grad

@@ -2,7 +2,7 @@
 
 from typing import NoReturn
 
-from epsilons.training.callbacks import Ema, TensorBoard, Together
+from epsilons.training.callbacks import Callbacks, Ema, TensorBoard
 from epsilons.training.evaluation import correct_class
 from epsilons.training.fit import fit
 from epsilons.training.interrupt import Interrupted
@@ -12,12 +12,12 @@ from epsilons.training.sampling import PoissonLoader
 from epsilons.training.step import charged_norms, private_step
 
 __all__ = [
+    "Callbacks",
     "Ema",
     "Interrupted",
     "PoissonLoader",
     "Step",
     "TensorBoard",
-    "Together",
     "charged_norms",
     "correct_class",
     "fit",
@@ -32,7 +32,7 @@ _GRADIENTS = (
 _MOVED = {
     **{name: f"epsilons.gradients.{name}" for name in _GRADIENTS.split()},
     **{name: f"epsilons.noise.{name}" for name in ("Keystream", "SecureNoise", "SeededNoise")},
-    "Term": "epsilons.gradients.Term",
+    "Term": "epsilons.gradients.GradientRule",
 }
 
 

@@ -1,4 +1,4 @@
-"""What can be done after every step: averaged weights, TensorBoard. Several at once: `Together`."""
+"""What runs after every step: averaged weights, TensorBoard; several of them: `Callbacks`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TensorBoard:
         self._writer.flush()
 
 
-class Together:
+class Callbacks:
     """Several callbacks as one, called in order; the state of those that have one is kept."""
 
     def __init__(self, *callbacks: OnStep) -> None:

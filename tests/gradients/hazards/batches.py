@@ -162,7 +162,7 @@ def relu_in_place_on_a_view():
 
 
 class Doubled(torch.autograd.Function):
-    """What no interception can see: a function with a derivative of its own."""
+    """What no tracer can see: a function with a derivative of its own."""
 
     @staticmethod
     def forward(ctx, x):
@@ -342,10 +342,10 @@ def two_views_side_by_side():
 @hazard
 def last_places_of_sequences_by_index():
     def forward(self, batch):
-        x, lengths = batch
+        x, norms = batch
         everyone = torch.arange(len(x))
         h = self.linear(x).transpose(0, 1)
-        last = h[lengths, everyone], h[lengths, everyone, :], x[everyone, lengths]
+        last = h[norms, everyone], h[norms, everyone, :], x[everyone, norms]
         return torch.cat([self.last(part) for part in (*last, h[:, everyone][0])], 1)
 
     def loss(model, batch):

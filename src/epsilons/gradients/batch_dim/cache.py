@@ -12,47 +12,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epsilons.gradients.batch_dim.layout import Layout
+from epsilons.gradients.batch_dim.dims import BatchDim
 
-Known = tuple["weakref.ref[Tensor]", Layout | None, bool]  # a tensor, its layout; a guess or not
-Question = tuple[Any, ...]
-Answer = list[tuple[torch.Size, Layout | None]]  # shapes and layouts of what comes out
+Known = tuple[
+    "weakref.ref[Tensor]", BatchDim | None, bool
+]  # a tensor, its batch_dim; a guess or not
+CacheKey = tuple[Any, ...]
+CachedDims = list[tuple[torch.Size, BatchDim | None]]  # shapes and batch_dims of what comes out
 
 _MOST = 2**14  # batches vary in size
-_answers: dict[Question, Answer] = {}
+_cache: dict[CacheKey, CachedDims] = {}
 
 
-def asked(
+def cache_key(
     func: Any, args: Any, kwargs: Any, count: int, data: Mapping[int, Known]
-) -> Question | None:
-    """An operation on data as far as layouts depend on it; None where they may on more.
+) -> CacheKey | None:
+    """An operation on data as far as batch_dims depend on it; None where they may on more.
 
     `data` is what is known of tensors, by id.
     """
-    question = [func, count]
+    key = [func, count]
     for arg in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(arg, Tensor):
             entry = data.get(id(arg))
             if entry is None or entry[2] or entry[0]() is not arg:
                 return None
-            question += arg.shape, entry[1]
+            key += arg.shape, entry[1]
         elif type(arg) in _PLAIN or _all_plain(arg):
-            question.append(arg)
+            key.append(arg)
         else:
             return None
     if func is torch.Tensor.__getitem__ and isinstance(args[1], Tensor):
         return None  # where an index of tensors leads depends on its numbers
-    return (*question, tuple(kwargs))
+    return (*key, tuple(kwargs))
 
 
-def remembered(question: Question) -> Answer | None:
-    return _answers.get(question)
+def lookup(key: CacheKey) -> CachedDims | None:
+    return _cache.get(key)
 
 
-def remember(question: Question, answer: Answer) -> None:
-    if len(_answers) >= _MOST:
-        _answers.clear()
-    _answers[question] = answer
+def store(key: CacheKey, cached: CachedDims) -> None:
+    if len(_cache) >= _MOST:
+        _cache.clear()
+    _cache[key] = cached
 
 
 def _all_plain(arg: Any) -> bool:

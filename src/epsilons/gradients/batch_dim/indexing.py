@@ -1,12 +1,64 @@
-"""What an index says about the dimension that carries the examples."""
+"""The batch dimension of what an index takes out of a tensor, or puts into it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from epsilons.gradients.batch_dim.dims import BATCH_FIRST, BatchDim
+from epsilons.gradients.batch_dim.probing import probed_output
+
+
+def indexed_batch_dim(
+    args: Sequence[Any], known: Sequence[tuple[Tensor, BatchDim]], out: Tensor, count: int
+) -> BatchDim | None:
+    (tensor, at), index = known[0], args[1]
+    if at.dim == 0 and _keeps_first(index):
+        return at
+    part = index_along(at.dim, index, tensor.dim()) if args[0] is tensor else None
+    if isinstance(part, slice) and part != slice(None):
+        if not _aligned(part, tensor.shape[at.dim], count * at.inner):
+            return None
+        parts = index if isinstance(index, tuple) else (index,)
+        index = tuple(slice(None) if its is part else its for its in parts)
+    elif is_list(part):  # it names every example once, in order
+        place = _place_of_lists(index)
+        return None if place is None or at.inner > 1 else BatchDim(place)
+    found = probed_output(torch.Tensor.__getitem__, (args[0], index), {}, known, out)
+    alone = isinstance(index, tuple) and sum(map(is_list, index)) == 1
+    if found is None and at.dim == 0 and part == slice(None) and alone:
+        return at  # a mask of places: how many it leaves can't be told without data
+    return found
+
+
+def assigned_batch_dim(
+    target: Tensor, index: Any, value: Tensor, its: BatchDim, known: BatchDim | None, count: int
+) -> BatchDim | None:
+    """The batch_dim of a tensor after target[index] = value, from the value's; None if it is lost.
+
+    `known` is the target's batch_dim before, or None if it held no data.
+    """
+    if count == 1:
+        return BATCH_FIRST
+    parts = index if isinstance(index, tuple) else (index,)
+    if not all(part is Ellipsis or type(part) in (int, slice) for part in parts):
+        first = index_along(0, index, target.dim())
+        rows = its == known == BATCH_FIRST and value.shape[0] == count
+        return known if rows and is_list(first) and names_each(first, count) else None
+    # Each dimension gets a size of its own, so that what is left tells where it comes from.
+    labelled = torch.empty(*range(2, target.dim() + 2), device="meta")
+    whole: dict[type, Any] = {int: 0, slice: slice(None)}
+    left = labelled[tuple(whole.get(type(part), part) for part in parts)].shape
+    place = its.dim + len(left) - value.dim()
+    if place < 0:
+        return None
+    found = BatchDim(left[place] - 2, its.inner)
+    covered = target[index].shape[place] == target.shape[found.dim] == value.shape[its.dim]
+    return found if covered and known in (None, found) else None
 
 
 def index_along(dim: int, index: Any, ndim: int) -> Any:
@@ -46,7 +98,7 @@ def names_each(index: Any, count: int) -> bool:
     return bool((named == order).all())
 
 
-def keeps_first(index: Any) -> bool:
+def _keeps_first(index: Any) -> bool:
     """Whether an index leaves the first dimension as it is, and in front."""
     return (
         isinstance(index, tuple)
@@ -55,7 +107,7 @@ def keeps_first(index: Any) -> bool:
     )
 
 
-def place_of_lists(index: Any) -> int | None:
+def _place_of_lists(index: Any) -> int | None:
     """Where the first dimension that lists of places leave stands in the result; None if unsure.
 
     In the place of the first list, or in front if something else stands between the lists. Torch
@@ -71,7 +123,7 @@ def place_of_lists(index: Any) -> int | None:
     return lists[0] if lists[-1] - lists[0] + 1 == len(lists) else 0
 
 
-def aligned(part: slice, size: int, period: int) -> bool:
+def _aligned(part: slice, size: int, period: int) -> bool:
     """Whether a slice of a dimension takes whole periods of it, from the start of one."""
     start, stop, step = part.indices(size)
     return step == 1 and start < stop and start % period == (stop - start) % period == 0

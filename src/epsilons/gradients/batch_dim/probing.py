@@ -9,15 +9,38 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from epsilons.gradients.batch_dim.dims import BatchDim
 from epsilons.gradients.trees import tensors_in
 
 Function = Callable[..., Any]
 
 _PROBE = 10007  # a size that no other dimension has
-LOST, FAILED = -1, -2  # what may be found instead of a dimension
+_LOST, _FAILED = -1, -2  # what may be found instead of a dimension
 
 
-def probed(
+def probed_output(
+    function: Function,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    known: Sequence[tuple[Tensor, BatchDim]],
+    out: Tensor,
+) -> BatchDim | None:
+    """The operation again, without data, on a batch of another size: the dimension that differs."""
+    (tensor, at), others = known[0], tensors_in((args, kwargs))
+    dims = {id(t): its.dim for t, its in known}
+    place = _grown_dim(function, args, kwargs, dims, others, out)
+    if place == _FAILED and len(others) == 1 and at.dim < out.dim():
+        kept = out.shape[at.dim] == tensor.shape[at.dim]
+        return at if kept else None
+    if place < 0:  # what was repeated for the batch, a weight or an index, goes along with it
+        dim = at.dim
+        long = slice(dim, dim + 1)
+        alike = {id(t): dim for t in others if t.shape[long] == tensor.shape[long]}
+        place = _grown_dim(function, args, kwargs, alike | dims, others, out)
+    return BatchDim(place, at.inner) if place >= 0 else None
+
+
+def _grown_dim(
     function: Function,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -27,7 +50,7 @@ def probed(
 ) -> int:
     """The dimension of the output that grows with dimension dims[id(t)] of the tensors t.
 
-    `LOST` if there is none or more than one, `FAILED` if the operation needs data to run.
+    `_LOST` if there is none or more than one, `_FAILED` if the operation needs data to run.
     """
     stands = {id(t): _stand(t, dims.get(id(t))) for t in tensors}
     arguments = _frozen(args, stands), _frozen(tuple(kwargs.items()), stands)
@@ -82,11 +105,11 @@ def _probe(function: Function, shape: torch.Size, args: Any, kwargs: Any) -> int
     try:
         found = tensors_in(function(*_thawed(args), **dict(_thawed(kwargs))))
     except (RuntimeError, IndexError, TypeError, NotImplementedError, ValueError):
-        return FAILED
+        return _FAILED
     sizes = [list(part.shape) for part in found if part.dim() == len(shape)]
     places = {
         size.index(_PROBE)
         for size in sizes
         if [length for length, old in zip(size, shape, strict=True) if length != old] == [_PROBE]
     }
-    return places.pop() if len(places) == 1 else LOST
+    return places.pop() if len(places) == 1 else _LOST

@@ -3,16 +3,23 @@
 from epsilons.gradients.rules import conv, elementwise, embedding, linear, normalization
 from epsilons.gradients.rules.composite import COMPOSITES, REFUSED
 from epsilons.gradients.rules.fused import FUSED
-from epsilons.gradients.rules.registry import HALF, RULES, Formed, Term, UnsupportedLayer, norm_rule
+from epsilons.gradients.rules.registry import (
+    LOW_PRECISION,
+    RULES,
+    GradientRule,
+    Materialized,
+    UnsupportedLayer,
+    norm_rule,
+)
 
 __all__ = [
     "COMPOSITES",
     "FUSED",
-    "HALF",
+    "LOW_PRECISION",
     "REFUSED",
     "RULES",
-    "Formed",
-    "Term",
+    "GradientRule",
+    "Materialized",
     "UnsupportedLayer",
     "conv",
     "elementwise",

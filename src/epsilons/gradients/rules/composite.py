@@ -1,6 +1,6 @@
 """Operations made of others, written again in those that have rules; and operations refused.
 
-A composite is called with the interception, which it enters so as to be overheard, and with the
+A composite is called with the tracer, which it enters so as to be traced, and with the
 arguments of the operation.
 """
 
@@ -18,7 +18,7 @@ from epsilons.gradients.rules.registry import UnsupportedLayer, without_autocast
 
 
 def _embedding_bag(
-    interception: Any,
+    tracer: Any,
     /,
     input: Tensor,
     weight: Tensor,
@@ -37,7 +37,7 @@ def _embedding_bag(
             "embedding_bag with offsets or the maximum has no rule. Use a padded (B, L) batch of "
             'ids with padding_idx, and mode "sum" or "mean".'
         )
-    with interception:
+    with tracer:
         rows = F.embedding(
             input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
         )
@@ -51,10 +51,10 @@ def _embedding_bag(
 
 
 def _bilinear(
-    interception: Any, /, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
+    tracer: Any, /, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
     # Autocast leaves the operation alone, but not the linear map that stands for it.
-    with without_autocast(weight.device.type), interception:
+    with without_autocast(weight.device.type), tracer:
         pairs = (input1.unsqueeze(-1) * input2.unsqueeze(-2)).flatten(-2)
         wide = torch.promote_types(pairs.dtype, weight.dtype)
         return F.linear(pairs.to(wide), weight.flatten(1), bias)
@@ -90,7 +90,7 @@ def _refuse_running_statistics(
     if running_mean is not None and use_input_stats:
         raise UnsupportedLayer(
             "instance_norm keeps running statistics over the examples, which no noise protects. "
-            "Use track_running_stats=False."
+            "ParameterUse track_running_stats=False."
         )
 
 

@@ -1,7 +1,7 @@
-"""Ways to contract an image's patches with the gradients at their places.
+"""Ways to contract an image's patches with the output gradients at their pixels.
 
-Formed gradients are Σ_t g_t p_tᵀ over the places t, one for each image; Gram matrices hold the
-products of patches, from which norms follow without forming anything.
+A materialized gradient is Σ_t g_t p_tᵀ over the output pixels t, one for each image; Gram matrices
+hold the products of patches, from which ghost norms follow.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Geometry(NamedTuple):
     groups: int
 
 
-def symmetric(source: Sequence[int], places: Sequence[int], geometry: Geometry) -> bool:
+def symmetric(source: Sequence[int], grads: Sequence[int], geometry: Geometry) -> bool:
     """Whether padding is the same on both sides, as torch's own backward assumes; from shapes."""
     kernel, stride, before, dilation, _ = geometry
     return all(
@@ -40,7 +40,7 @@ def symmetric(source: Sequence[int], places: Sequence[int], geometry: Geometry) 
             dilation,
             kernel,
             stride,
-            places[-len(kernel) :],
+            grads[-len(kernel) :],
             strict=True,
         )
     )
@@ -49,13 +49,13 @@ def symmetric(source: Sequence[int], places: Sequence[int], geometry: Geometry) 
 def summed_products(x: Tensor, y: Tensor) -> Tensor:
     """Σ_t x_t y_tᵀ, (N, m, n) for x (N, m, T) and y (N, n, T); long sums from parts.
 
-    Libraries sum small matrices in one chain, which in single precision loses digits: 1e-3 of a
+    Libraries sum small matrices in one chain, which in float32 loses digits: 1e-3 of a
     patch of 200,000 numbers, and its norm came out too small.
     """
-    places = x.shape[2]
-    size = max(1, places) if places <= _LONG else _PART
+    positions = x.shape[2]
+    size = max(1, positions) if positions <= _LONG else _PART
     total = torch.bmm(x[..., :size], y[..., :size].mT)
-    for start in range(size, places, size):
+    for start in range(size, positions, size):
         part = slice(start, start + size)
         total += torch.bmm(x[..., part], y[..., part].mT)  # apart: not in one chain with the total
     return total
@@ -66,12 +66,12 @@ def gram(rows: Tensor) -> Tensor:
     return summed_products(rows, rows)
 
 
-def weight_gradient(source: Tensor, places: Tensor, geometry: Geometry, groups: int) -> Tensor:
+def weight_gradient(source: Tensor, grads: Tensor, geometry: Geometry, groups: int) -> Tensor:
     kernel, stride, before, dilation, _ = geometry
-    shape = (places.shape[1], source.shape[1] // groups, *kernel)
+    shape = (grads.shape[1], source.shape[1] // groups, *kernel)
     weight = source.new_empty(()).expand(shape)  # asked for its shape only
     found: Tensor = torch.ops.aten.convolution_backward(
-        places,
+        grads,
         source,
         weight,
         None,
@@ -86,36 +86,36 @@ def weight_gradient(source: Tensor, places: Tensor, geometry: Geometry, groups: 
     return found
 
 
-def by_groups(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
-    """Formed gradients, from one convolution that has every image as a group of its own."""
+def by_groups(source: Tensor, grads: Tensor, geometry: Geometry) -> Tensor:
+    """Materialized gradients, from one convolution that has every image as a group of its own."""
     n = len(source)
     source = source.reshape(1, -1, *source.shape[2:])
-    places = places.reshape(1, -1, *places.shape[2:])
-    return weight_gradient(source, places, geometry, n * geometry.groups).view(
-        n, places.shape[1] // n, -1, *geometry.kernel
+    grads = grads.reshape(1, -1, *grads.shape[2:])
+    return weight_gradient(source, grads, geometry, n * geometry.groups).view(
+        n, grads.shape[1] // n, -1, *geometry.kernel
     )
 
 
-def by_patches(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
-    """Formed gradients, from patches laid out in memory."""
-    n, groups, o = len(source), geometry.groups, places.shape[1]
-    taps, t = source.shape[1] // groups * math.prod(geometry.kernel), math.prod(places.shape[2:])
-    p = _patches(source, places.shape[2:], geometry).reshape(n * groups, taps, t)
-    q = places.reshape(n * groups, o // groups, t)
+def by_patches(source: Tensor, grads: Tensor, geometry: Geometry) -> Tensor:
+    """Materialized gradients, from patches laid out in memory."""
+    n, groups, o = len(source), geometry.groups, grads.shape[1]
+    taps, t = source.shape[1] // groups * math.prod(geometry.kernel), math.prod(grads.shape[2:])
+    p = _patches(source, grads.shape[2:], geometry).reshape(n * groups, taps, t)
+    q = grads.reshape(n * groups, o // groups, t)
     return summed_products(q, p).view(n, o, source.shape[1] // groups, *geometry.kernel)
 
 
-def _patches(source: Tensor, places: Sequence[int], geometry: Geometry) -> Tensor:
-    """(N, C·k, T): what the filters see at every place."""
+def _patches(source: Tensor, pixels: Sequence[int], geometry: Geometry) -> Tensor:
+    """(N, C·k, T): what the filters see at every output pixel."""
     kernel, stride, before, dilation, _ = geometry
     padding: list[int] = []
     for d in reversed(range(len(kernel))):
-        reach = (places[d] - 1) * stride[d] + (kernel[d] - 1) * dilation[d] + 1
+        reach = (pixels[d] - 1) * stride[d] + (kernel[d] - 1) * dilation[d] + 1
         padding += [before[d], max(0, reach - before[d] - source.shape[2 + d])]
     padded = F.pad(source, padding)
     n, c, *steps = padded.stride()
     window = padded.as_strided(
-        (len(padded), padded.shape[1], *kernel, *places),
+        (len(padded), padded.shape[1], *kernel, *pixels),
         (
             n,
             c,
@@ -124,34 +124,34 @@ def _patches(source: Tensor, places: Sequence[int], geometry: Geometry) -> Tenso
         ),
         padded.storage_offset(),
     )
-    return window.reshape(len(padded), padded.shape[1] * math.prod(kernel), math.prod(places))
+    return window.reshape(len(padded), padded.shape[1] * math.prod(kernel), math.prod(pixels))
 
 
-def patch_gram(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
+def patch_gram(source: Tensor, grads: Tensor, geometry: Geometry) -> Tensor:
     """(N, T, T): products of patches."""
-    return gram(_patches(source, places.shape[2:], geometry).mT)
+    return gram(_patches(source, grads.shape[2:], geometry).mT)
 
 
-def shifted_gram(source: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
+def shifted_gram(source: Tensor, grads: Tensor, geometry: Geometry) -> Tensor:
     """The same from products of pixels: patches overlap, so their products share them.
 
     ⟨p_t, p_u⟩ = Σ_shift ⟨a_{t+shift}, a_{u+shift}⟩, one dimension of the shift after the other.
     """
-    (h, w), (rows, columns) = source.shape[2:], places.shape[2:]
+    (h, w), (rows, columns) = source.shape[2:], grads.shape[2:]
     pixels = gram(source.flatten(2).mT).view(-1, h, w, h, w)
     patches = _shifted(_shifted(pixels, 2, columns, 1, geometry), 1, rows, 0, geometry)
     return patches.view(len(patches), rows * columns, rows * columns)
 
 
-def _shifted(pairs: Tensor, dim: int, places: int, axis: int, geometry: Geometry) -> Tensor:
+def _shifted(pairs: Tensor, dim: int, pixels: int, axis: int, geometry: Geometry) -> Tensor:
     """Σ_shift of the diagonal shifts along dimensions `dim` and `dim + 2`; beyond the edge is 0."""
     size = pairs.shape[dim]
     shape = list(pairs.shape)
-    shape[dim] = shape[dim + 2] = places
+    shape[dim] = shape[dim + 2] = pixels
     total = pairs.new_zeros(shape)
     for tap in range(geometry.kernel[axis]):
         offset = tap * geometry.dilation[axis] - geometry.before[axis]
-        first, last = max(0, -offset), min(places, size - offset)
+        first, last = max(0, -offset), min(pixels, size - offset)
         if first < last:
             length = last - first
             part = pairs.narrow(dim, first + offset, length).narrow(dim + 2, first + offset, length)

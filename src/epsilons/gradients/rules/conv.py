@@ -1,8 +1,8 @@
 """Convolutions in one, two and three dimensions, plain and transposed.
 
-The gradient of an example's weight is Σ_t g_t p_tᵀ over the output places t, with the patch p_t
-that the filters saw there. It is formed, or its norm is taken from Gram matrices over places
-without forming it: whichever costs less for the sizes at hand.
+The gradient of an example's weight is Σ_t g_t p_tᵀ over the output pixels t, with the patch p_t
+that the filters saw there. It is materialized, or its norm is taken from Gram matrices over pixels
+without materializing it: whichever costs less for the sizes at hand.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from epsilons.gradients.rules.contractions import (
     weight_gradient,
 )
 from epsilons.gradients.rules.linear import CANCELLATION
-from epsilons.gradients.rules.registry import Term, chunks, norm_rule, precise, square_norms
+from epsilons.gradients.rules.registry import GradientRule, chunks, norm_rule, precise, square_norms
 
 # Nanoseconds on one core, fitted to thirty shapes: only their ratios matter, and only for speed.
 _FLOP, _COPY, _ADD, _WRITE, _GROUPED, _IMAGE = 1 / 85, 1.2, 0.6, 1.0, 2.2, 1000.0
 _CALL = 5000.0  # of torch, which is all that counts for small tensors
 
 
-class Conv(Term):
+class Conv(GradientRule):
     """The weight of a convolution, data: (B, M, C, …) with M images per example, or (B, C, …).
 
     `swapped` is the transposed convolution, where data and output gradient change roles.
@@ -55,7 +55,7 @@ class Conv(Term):
 
     def keep(self, output: Tensor) -> None:
         """Hold on to the output, examples first, for `filter_products`."""
-        if not self.forms(output):
+        if not self.materializes(output):
             self.output, self._version = output, output._version
 
     def rows(self, chosen: slice | Tensor) -> Self:
@@ -67,15 +67,21 @@ class Conv(Term):
         """⟨weight_o, gradient_o⟩ and ⟨1, gradient_o⟩ by filter, (B, o) each, without the gradient.
 
         ⟨w_o, Σ_t g_ot p_t⟩ = Σ_t g_ot y_ot with y the output less its bias, and likewise for a
-        filter of ones. None where the output wasn't kept or the gradient is formed anyway.
+        filter of ones. None where the output wasn't kept or the gradient is materialized anyway.
         """
-        source, places, per_example = self._images(g)
-        whole = symmetric(source.shape, places.shape, self.geometry) and self.geometry.groups == 1
-        if self.output is None or self.swapped or per_example > 1 or not whole or self.forms(g):
+        source, grads, per_example = self._images(g)
+        whole = symmetric(source.shape, grads.shape, self.geometry) and self.geometry.groups == 1
+        if (
+            self.output is None
+            or self.swapped
+            or per_example > 1
+            or not whole
+            or self.materializes(g)
+        ):
             return None
         if self.output._version != self._version:  # an activation in place, after the layer
             return None
-        flat = places.flatten(2)
+        flat = grads.flatten(2)
         along = (flat * precise(self.output).flatten(0, 1).flatten(2)).sum(2)
         if self.bias is not None:
             along = along - flat.sum(2) * precise(self.bias)
@@ -86,7 +92,7 @@ class Conv(Term):
         return along, torch.bmm(flat, seen.flatten(2).mT).squeeze(2)
 
     def _images(self, g: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Patch source and place gradients, (B·M, C, …) each, and the images M per example."""
+        """Patch source and output gradients, (B·M, C, …) each, and the images M per example."""
         assert self.data is not None
         a, g, per_example = precise(self.data), precise(g), 1
         if a.dim() > len(self.geometry.kernel) + 2:
@@ -95,41 +101,41 @@ class Conv(Term):
         return (g, a, per_example) if self.swapped else (a, g, per_example)
 
     def gradients(self, g: Tensor) -> Tensor:
-        source, places, per_example = self._images(g)
-        method = self._method(source, places, per_example, _FORMING)
+        source, grads, per_example = self._images(g)
+        method = self._method(source, grads, per_example, _MATERIALIZING)
         form = by_groups if method == "groups" else by_patches
-        each = form(source, places, self.geometry)
+        each = form(source, grads, self.geometry)
         return each if per_example == 1 else torch.unflatten(each, 0, (-1, per_example)).sum(1)
 
     def _method(
         self,
         source: Tensor,
-        places: Tensor,
+        grads: Tensor,
         per_example: int,
         among: tuple[str, ...] | None = None,
     ) -> str:
         if per_example > 1:
-            among = _FORMING  # an example's images are to be summed
-        return _cheapest(source.shape, places.shape, self.geometry, among)
+            among = _MATERIALIZING  # an example's images are to be summed
+        return _cheapest(source.shape, grads.shape, self.geometry, among)
 
-    def forms(self, g: Tensor) -> bool:
-        return self._method(*self._images(g)) in _FORMING
+    def materializes(self, g: Tensor) -> bool:
+        return self._method(*self._images(g)) in _MATERIALIZING
 
     def square_norms(self, g: Tensor) -> Tensor:
-        source, places, per_example = self._images(g)
-        method = self._method(source, places, per_example)
-        numbers = per_example * _scratch(source.shape, places.shape, self.geometry, method)
+        source, grads, per_example = self._images(g)
+        method = self._method(source, grads, per_example)
+        numbers = per_example * _scratch(source.shape, grads.shape, self.geometry, method)
         parts = chunks(g.shape[0], 4 * numbers)
         if len(parts) <= 1:
             return self._square_norms(g, method)
         return torch.cat([self.rows(part)._square_norms(g[part], method) for part in parts])
 
     def _square_norms(self, g: Tensor, method: str) -> Tensor:
-        if method in _FORMING:
+        if method in _MATERIALIZING:
             return square_norms(self.gradients(g))
-        source, places, _ = self._images(g)
+        source, grads, _ = self._images(g)
         patches = shifted_gram if method == "shifted grams" else patch_gram
-        products = patches(source, places, self.geometry).mul_(gram(places.flatten(2).mT))
+        products = patches(source, grads, self.geometry).mul_(gram(grads.flatten(2).mT))
         squares = products.sum((1, 2))
         cancelled = squares < CANCELLATION * products.diagonal(dim1=1, dim2=2).sum(1)
         if bool(cancelled.any()):
@@ -137,49 +143,49 @@ class Conv(Term):
         return squares
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
-        source, places, per_example = self._images(g)
-        scale = factors.to(places.dtype).repeat_interleave(per_example)
-        scale = scale.view(-1, *[1] * (places.dim() - 1))
-        if source.numel() < places.numel():
+        source, grads, per_example = self._images(g)
+        scale = factors.to(grads.dtype).repeat_interleave(per_example)
+        scale = scale.view(-1, *[1] * (grads.dim() - 1))
+        if source.numel() < grads.numel():
             source = source * scale
         else:
-            places = places * scale
-        if symmetric(source.shape, places.shape, self.geometry):
-            return weight_gradient(source, places, self.geometry, self.geometry.groups)
-        each = 4 * math.prod((source.shape[1], *self.geometry.kernel, *places.shape[2:]))
+            grads = grads * scale
+        if symmetric(source.shape, grads.shape, self.geometry):
+            return weight_gradient(source, grads, self.geometry, self.geometry.groups)
+        each = 4 * math.prod((source.shape[1], *self.geometry.kernel, *grads.shape[2:]))
         parts = (
-            by_patches(source[rows], places[rows], self.geometry).sum(0)
+            by_patches(source[rows], grads[rows], self.geometry).sum(0)
             for rows in chunks(len(source), each)
         )
         return torch.stack(list(parts)).sum(0)
 
 
-_FORMING = ("patches", "groups")
+_MATERIALIZING = ("patches", "groups")
 
 
 @functools.lru_cache(4096)
 def _cheapest(
-    source: Sizes, places: Sizes, geometry: Geometry, among: tuple[str, ...] | None
+    source: Sizes, grads: Sizes, geometry: Geometry, among: tuple[str, ...] | None
 ) -> str:
-    costs = _costs(source, places, geometry)
+    costs = _costs(source, grads, geometry)
     return min(among or costs, key=lambda name: costs[name])
 
 
-def _costs(source: Sizes, places: Sizes, geometry: Geometry) -> dict[str, float]:
+def _costs(source: Sizes, grads: Sizes, geometry: Geometry) -> dict[str, float]:
     """What each method costs for images (N, C, …)."""
-    n, c, o = source[0], source[1], places[1]
-    k, t, s = (math.prod(x) for x in (geometry.kernel, places[2:], source[2:]))
+    n, c, o = source[0], source[1], grads[1]
+    k, t, s = (math.prod(x) for x in (geometry.kernel, grads[2:], source[2:]))
     taps = c // geometry.groups * k
-    work, formed = 2 * n * o * taps * t * _FLOP, n * o * taps
+    work, materialized = 2 * n * o * taps * t * _FLOP, n * o * taps
     narrow = 4 if min(c // geometry.groups, o // geometry.groups) < 8 else 1
     seen = (2 if geometry.stride[-1] > 1 else 1) * _COPY * n * c * k * t  # apart: twice as slow
     costs = {
-        "patches": work + seen * (k > 1) + _WRITE * formed + _IMAGE * n + 8 * _CALL,
-        "groups": 1.25 * narrow * work + _GROUPED * formed + _IMAGE * n + 6 * _CALL,
+        "patches": work + seen * (k > 1) + _WRITE * materialized + _IMAGE * n + 8 * _CALL,
+        "groups": 1.25 * narrow * work + _GROUPED * materialized + _IMAGE * n + 6 * _CALL,
         "patch grams": seen + 2 * n * t * t * (taps + o) * _FLOP + 3 * _IMAGE * n + 15 * _CALL,
         "shifted grams": math.inf,
     }
-    if not symmetric(source, places, geometry) or not formed:
+    if not symmetric(source, grads, geometry) or not materialized:
         costs["groups"] = math.inf
     if geometry.groups > 1:
         costs["patch grams"] = math.inf
@@ -191,15 +197,15 @@ def _costs(source: Sizes, places: Sizes, geometry: Geometry) -> dict[str, float]
     return costs
 
 
-def _scratch(source: Sizes, places: Sizes, geometry: Geometry, method: str) -> int:
+def _scratch(source: Sizes, grads: Sizes, geometry: Geometry, method: str) -> int:
     """How many numbers a method holds for an image beside its operands."""
     if method == "shifted grams":
         return 2 * math.prod(source[2:]) ** 2
     seen = source[1] * math.prod(geometry.kernel)
-    return seen * (math.prod(places[2:]) if method in ("patches", "patch grams") else places[1])
+    return seen * (math.prod(grads[2:]) if method in ("patches", "patch grams") else grads[1])
 
 
-class ChannelBias(Term):
+class ChannelBias(GradientRule):
     """A bias per channel: gradient Σ g over everything but dimension `channel` of a row."""
 
     def __init__(self, channel: int = 1) -> None:
@@ -219,7 +225,7 @@ def conv(
     padding: int | str | Sizes = 0,
     dilation: int | Sizes = 1,
     groups: int = 1,
-) -> Iterator[tuple[Tensor, Term]]:
+) -> Iterator[tuple[Tensor, GradientRule]]:
     kernel = tuple(weight.shape[2:])
     if input.dim() != len(kernel) + 3 or input.shape[2] != groups * weight.shape[1]:
         return
@@ -242,7 +248,7 @@ def _conv_transpose(
     output_padding: int | Sizes = 0,
     groups: int = 1,
     dilation: int | Sizes = 1,
-) -> Iterator[tuple[Tensor, Term]]:
+) -> Iterator[tuple[Tensor, GradientRule]]:
     kernel = tuple(weight.shape[2:])
     if input.dim() != len(kernel) + 3 or input.shape[2] != weight.shape[0]:
         return

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from epsilons.gradients.rules.conv import Conv
 from epsilons.gradients.rules.linear import CANCELLATION
-from epsilons.gradients.rules.registry import Term, chunks, square_norms
+from epsilons.gradients.rules.registry import GradientRule, chunks, square_norms
 
 
 @dataclass(frozen=True)
@@ -34,21 +34,21 @@ class Standardised:
     factor: Tensor  # (o, 1)
     gain: Tensor  # (o, 1)
 
-    def products(self, term: Term, g: Tensor) -> tuple[Tensor, Tensor] | None:
-        """⟨ŵ_o, R_o⟩ and ⟨1, R_o⟩ without R, (B, o) each; None where R is formed anyway."""
-        found = term.filter_products(g) if isinstance(term, Conv) else None
+    def products(self, rule: GradientRule, g: Tensor) -> tuple[Tensor, Tensor] | None:
+        """⟨ŵ_o, R_o⟩ and ⟨1, R_o⟩ without R, (B, o) each; None where R is materialized anyway."""
+        found = rule.filter_products(g) if isinstance(rule, Conv) else None
         return None if found is None else (found[0] / self.factor.squeeze(1), found[1])
 
     def square_norms(
-        self, term: Term, g: Tensor, products: tuple[Tensor, Tensor] | None
+        self, rule: GradientRule, g: Tensor, products: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
-        """Squared norms (B,) of a term's pulled-back gradients, and where they cancelled."""
+        """Squared norms (B,) of a rule's pulled-back gradients, and where they cancelled."""
         scale = (self.factor * self.rstd).squeeze(1)
-        if products is not None and isinstance(term, Conv):
-            squares = term.square_norms(g * scale.view(-1, *[1] * (g.dim() - 3)))
+        if products is not None and isinstance(rule, Conv):
+            squares = rule.square_norms(g * scale.view(-1, *[1] * (g.dim() - 3)))
         else:
             each = [
-                self._by_filter(term.rows(part).gradients(g[part]), products is None)
+                self._by_filter(rule.rows(part).gradients(g[part]), products is None)
                 for part in chunks(len(g), 8 * self.rows.numel())
             ]
             by_filter, *sums = (torch.cat(columns) for columns in zip(*each, strict=True))
@@ -79,21 +79,21 @@ class Scalar:
     scale: float
 
 
-Shape = Standardised | Scalar
-Known = Callable[[Any], tuple[bool, Shape | None]]
+Derivation = Standardised | Scalar
+Known = Callable[[Any], tuple[bool, Derivation | None]]
 
 
-def derived_shape(
+def derivation(
     function: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     out: Tensor,
     known: Known,
-) -> Shape | None:
+) -> Derivation | None:
     """What is known about the result of an operation on weights; None if nothing special.
 
     `known(tensor)` says whether a tensor is a parameter (or its entries in another order), and
-    what shape of derivation it has otherwise.
+    what derivation it has otherwise.
     """
     name = getattr(function, "__name__", "")
     if function is F.layer_norm:
@@ -124,7 +124,7 @@ def _layer_norm(
     return Standardised(out.detach(), rstd, torch.ones_like(rstd), torch.zeros_like(rstd))
 
 
-def _product(left: Any, right: Any, known: Known) -> Shape | None:
+def _product(left: Any, right: Any, known: Known) -> Derivation | None:
     parameter, shape = known(left)
     if isinstance(shape, Standardised):
         return _scaled(shape, right, known)

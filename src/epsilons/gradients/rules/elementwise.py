@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from epsilons.gradients.rules.linear import Bias, summed_to
-from epsilons.gradients.rules.registry import Term, norm_rule, precise
+from epsilons.gradients.rules.registry import GradientRule, norm_rule, precise
 
 
-class Scale(Term):
+class Scale(GradientRule):
     """The factor in y = a · w: gradient Σ a · g over what w was broadcast along."""
 
     def __init__(self, data: Tensor, shape: torch.Size) -> None:
@@ -29,14 +29,14 @@ class Scale(Term):
 
 
 @norm_rule(torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, data=None)
-def add(input: Any, other: Any, *, alpha: float = 1) -> Iterator[tuple[Tensor, Term]]:
+def add(input: Any, other: Any, *, alpha: float = 1) -> Iterator[tuple[Tensor, GradientRule]]:
     if alpha == 1:
         yield input, Bias(getattr(input, "shape", torch.Size()))
         yield other, Bias(getattr(other, "shape", torch.Size()))
 
 
 @norm_rule(torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, data=None)
-def mul(input: Any, other: Any) -> Iterator[tuple[Tensor, Term]]:
+def mul(input: Any, other: Any) -> Iterator[tuple[Tensor, GradientRule]]:
     for weight, data in ((input, other), (other, input)):
         if isinstance(weight, Tensor) and isinstance(data, Tensor):
             yield weight, Scale(data, weight.shape)

@@ -9,19 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epsilons.gradients.rules.registry import Term, UnsupportedLayer, norm_rule, precise
+from epsilons.gradients.rules.registry import GradientRule, UnsupportedLayer, norm_rule, precise
 
 _LONG = 128  # positions that may all have one id: more equal numbers are summed in float64
 
 
-class Embedding(Term):
-    """Rows looked up by id: gradient row v = Σ g_t over places t with id v; data: (B, …) ids."""
+class Embedding(GradientRule):
+    """Rows looked up by id: gradient row v = Σ g_t over positions t with id v; data: (B, …) ids."""
 
     def __init__(self, data: Tensor, vocabulary: int, padding: int | None) -> None:
         super().__init__(data)
         self.vocabulary, self.padding = vocabulary, padding
 
-    def places(self, g: Tensor) -> tuple[Tensor, Tensor]:
+    def positions(self, g: Tensor) -> tuple[Tensor, Tensor]:
         """Ids (B, T), and gradients (B, T, d) that are zero at the padding."""
         assert self.data is not None
         ids = self.data.flatten(1)
@@ -30,16 +30,16 @@ class Embedding(Term):
             g = g.masked_fill((ids == self.padding).unsqueeze(2), 0)
         return ids, g
 
-    def forms(self, g: Tensor) -> bool:
+    def materializes(self, g: Tensor) -> bool:
         return False
 
     def gradients(self, g: Tensor) -> Tensor:
-        ids, g = self.places(g)
-        formed = g.new_zeros(len(g), self.vocabulary, g.shape[2])
-        return formed.scatter_add_(1, ids.unsqueeze(2).expand_as(g), g)
+        ids, g = self.positions(g)
+        materialized = g.new_zeros(len(g), self.vocabulary, g.shape[2])
+        return materialized.scatter_add_(1, ids.unsqueeze(2).expand_as(g), g)
 
     def square_norms(self, g: Tensor) -> Tensor:
-        ids, g = self.places(g)
+        ids, g = self.positions(g)
         kind = g.dtype
         if ids.shape[1] > _LONG:
             g = g.double()
@@ -50,7 +50,7 @@ class Embedding(Term):
         return squares.index_add_(0, keys // self.vocabulary, rows.square().sum(1)).to(kind)
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
-        ids, g = self.places(g)
+        ids, g = self.positions(g)
         g = g * factors.to(g.dtype)[:, None, None]
         total = g.new_zeros(self.vocabulary, g.shape[2])
         return total.index_add_(0, ids.flatten(), g.flatten(0, 1))
@@ -65,7 +65,7 @@ def embedding(
     norm_type: float = 2.0,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
-) -> Iterator[tuple[Any, Term]]:
+) -> Iterator[tuple[Any, GradientRule]]:
     if max_norm is not None or scale_grad_by_freq:
         raise UnsupportedLayer(
             "embedding with max_norm or scale_grad_by_freq lets one example change another's "

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epsilons.gradients.batch_dim.layout import Layout, examples_back
-from epsilons.gradients.rules.registry import SCRATCH_BYTES, Term, UnsupportedLayer, precise
+from epsilons.gradients.batch_dim.dims import BatchDim, examples_back
+from epsilons.gradients.rules.registry import SCRATCH_BYTES, GradientRule, UnsupportedLayer, precise
 from epsilons.gradients.trees import swapped, tensors_in
 
 
-class PerExample(Term):
+class PerExample(GradientRule):
     """The operation called on each example by itself.
 
     `sources` are the operation's data arguments and `examples` the same, examples first.
@@ -34,7 +34,7 @@ class PerExample(Term):
         self.examples = examples
         self.weight = weight
 
-    def held(self) -> Sequence[Tensor]:
+    def saved(self) -> Sequence[Tensor]:
         return self.sources
 
     def rows(self, chosen: slice | Tensor) -> Self:
@@ -58,7 +58,7 @@ class PerExample(Term):
         return precise(each(g, *self.examples))
 
 
-class Masked(Term):
+class Masked(GradientRule):
     """The operation called on the whole batch, with the output gradient of one example at a time.
 
     Right for any operation whose output separates the examples, at B times the work: for weights
@@ -70,7 +70,7 @@ class Masked(Term):
         call: Callable[[dict[int, Tensor]], Tensor],
         sources: Sequence[Tensor],
         weight: Tensor,
-        layout: Layout,
+        batch_dim: BatchDim,
         out: Tensor,
         count: int,
     ) -> None:
@@ -78,11 +78,11 @@ class Masked(Term):
         self.call = call
         self.sources = sources
         self.weight = weight
-        self.layout = layout
+        self.layout = batch_dim
         self.shape = out.shape
         self.count = count
 
-    def held(self) -> Sequence[Tensor]:
+    def saved(self) -> Sequence[Tensor]:
         return self.sources
 
     def gradients(self, g: Tensor) -> Tensor:
@@ -124,21 +124,21 @@ def fallback(
     kwargs: Any,
     data: Sequence[tuple[Tensor, Tensor]],
     weight: Tensor,
-    layout: Layout,
+    batch_dim: BatchDim,
     out: Tensor,
     count: int,
-) -> Term:
-    """The term of one weight of any operation; data: (argument, the same examples first)."""
+) -> GradientRule:
+    """The rule of one weight of any operation; data: (argument, the same examples first)."""
     if function is F.scaled_dot_product_attention:
         _refuse_dropout(*args, **kwargs)
     call = bound(function, args, kwargs)
     sources = [source for source, _ in data]
-    term = PerExample(call, sources, [examples for _, examples in data], weight)
+    rule = PerExample(call, sources, [examples for _, examples in data], weight)
     row = list(out.shape)
-    row[layout.dim] //= count
-    if count > 0 and _row_shape(term) == row:
-        return term
-    return Masked(call, sources, weight, layout, out, count)
+    row[batch_dim.dim] //= count
+    if count > 0 and _row_shape(rule) == row:
+        return rule
+    return Masked(call, sources, weight, batch_dim, out, count)
 
 
 def _refuse_dropout(
@@ -147,14 +147,14 @@ def _refuse_dropout(
     if dropout_p > 0:
         raise UnsupportedLayer(
             "scaled_dot_product_attention: a parameter is its query, key or value, and dropout "
-            "would be drawn again for the gradient. Use dropout_p=0 there."
+            "would be drawn again for the gradient. ParameterUse dropout_p=0 there."
         )
 
 
-def _row_shape(term: PerExample) -> list[int] | None:
+def _row_shape(rule: PerExample) -> list[int] | None:
     try:
         with torch.no_grad():
-            row = term.output(term.weight, *(example[0] for example in term.examples))
+            row = rule.output(rule.weight, *(example[0] for example in rule.examples))
     except (RuntimeError, IndexError, ValueError):
         return None
     return list(row.shape) if isinstance(row, Tensor) else None

@@ -19,7 +19,7 @@ from epsilons.gradients.rules.contractions import Geometry, Sizes
 from epsilons.gradients.rules.conv import ChannelBias, Conv, conv, sizes
 from epsilons.gradients.rules.linear import linear
 from epsilons.gradients.rules.normalization import group_norm, layer_norm
-from epsilons.gradients.rules.registry import Rule, Term
+from epsilons.gradients.rules.registry import GradientRule, RuleBuilder
 
 _Deliver = Callable[[Tensor, Tensor], None]
 _PRECISE = frozenset({torch.float32, torch.float64})
@@ -168,17 +168,17 @@ class _LayerNorm(torch.autograd.Function):
         return (dx, *[None] * 6)
 
 
-def _linear(interception: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+def _linear(tracer: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     matrices = input.dim() >= 2 and weight.dim() == 2
-    if not matrices or not _applies(interception, input, weight, bias):
+    if not matrices or not _applies(tracer, input, weight, bias):
         return NotImplemented
     w, b = _values(weight, bias)
-    deliver = _by_rule(interception, (weight, bias), "linear", lambda x: linear(x, w, b))
-    return _rows(interception, _Linear, input, w, b, deliver)
+    deliver = _by_rule(tracer, (weight, bias), "linear", lambda x: linear(x, w, b))
+    return _rows(tracer, _Linear, input, w, b, deliver)
 
 
 def _conv2d(
-    interception: Any,
+    tracer: Any,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -187,21 +187,21 @@ def _conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    plain = not isinstance(padding, str) and not interception.is_derived(weight)
-    if not plain or not _applies(interception, input, weight, bias) or input.dim() != 4:
+    plain = not isinstance(padding, str) and not tracer.is_derived(weight)
+    if not plain or not _applies(tracer, input, weight, bias) or input.dim() != 4:
         return NotImplemented
     geometry = _geometry(
         weight.shape[2:], _hashed(stride), _hashed(padding), _hashed(dilation), groups
     )
     options = geometry[1:]
 
-    def terms(x: Tensor) -> Iterable[tuple[Any, Term]]:
+    def rules(x: Tensor) -> Iterable[tuple[Any, GradientRule]]:
         yield weight, Conv(x, geometry)
         if bias is not None:
             yield bias, ChannelBias(channel=0)
 
-    deliver = _by_rule(interception, (weight, bias), "conv2d", terms)
-    return _rows(interception, _Conv2d, input, *_values(weight, bias), options, deliver)
+    deliver = _by_rule(tracer, (weight, bias), "conv2d", rules)
+    return _rows(tracer, _Conv2d, input, *_values(weight, bias), options, deliver)
 
 
 @functools.lru_cache(4096)
@@ -215,28 +215,28 @@ def _hashed(option: Any) -> Any:
 
 
 def _by_rule(
-    interception: Any,
+    tracer: Any,
     weights: Sequence[Any],
     name: str,
-    rule: Callable[[Tensor], Iterable[tuple[Any, Term]]],
+    build: Callable[[Tensor], Iterable[tuple[Any, GradientRule]]],
 ) -> Callable[[Any, Tensor], tuple[Tensor, Tensor]]:
     """What a node calls on its way back: input and weight come back, once the rule has them.
 
-    The rule is given rows without the dimension that `layout.examples_first` would add.
+    The rule is given rows without the dimension that `batch_dim.examples_first` would add.
     """
-    uses = [interception.expect(w, name) for w in weights if w is not None]
+    uses = [tracer.expect(w, name) for w in weights if w is not None]
 
     def deliver(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
         try:
             x, weight = ctx.saved_tensors
         except RuntimeError as error:
-            path = interception.path([use.weight for use in uses if use is not None])
+            path = tracer.path([use.weight for use in uses if use is not None])
             raise RuntimeError(
                 f"{path}: the input of {name} was modified in place afterwards. "
                 "Use the out-of-place operation."
             ) from error
-        for use, (_, term) in zip(uses, rule(x.detach()), strict=True):
-            interception.deliver(use, g, term)
+        for use, (_, rule) in zip(uses, build(x.detach()), strict=True):
+            tracer.deliver(use, g, rule)
         uses.clear()  # the graph lives until the pass ends; the operands need not
         return x, weight
 
@@ -244,75 +244,73 @@ def _by_rule(
 
 
 def _layer_norm(
-    interception: Any,
+    tracer: Any,
     input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Any:
-    applies = _applies(interception, input, weight, bias) and interception.count > 0
+    applies = _applies(tracer, input, weight, bias) and tracer.count > 0
     if not applies or len(normalized_shape) > 1:
         return NotImplemented
-    deliver = _delivery(interception, weight, bias, "layer_norm")
-    options = eps, interception.count, deliver
-    return _rows(interception, _LayerNorm, input, *_values(weight, bias), *options)
+    deliver = _delivery(tracer, weight, bias, "layer_norm")
+    options = eps, tracer.count, deliver
+    return _rows(tracer, _LayerNorm, input, *_values(weight, bias), *options)
 
 
 def _values(*weights: Tensor | None) -> list[Any]:
     return [None if w is None else w.detach() for w in weights]
 
 
-def _rows(
-    interception: Any, node: type[torch.autograd.Function], input: Tensor, *rest: Any
-) -> Tensor:
+def _rows(tracer: Any, node: type[torch.autograd.Function], input: Tensor, *rest: Any) -> Tensor:
     """A node applied to one row per example, which gives one row per example."""
-    out: Tensor = node.apply(input, interception.anchor, *rest)  # type: ignore[no-untyped-call]
-    interception.mark_rows(out)
+    out: Tensor = node.apply(input, tracer.anchor, *rest)  # type: ignore[no-untyped-call]
+    tracer.mark_rows(out)
     return out
 
 
-def _applies(interception: Any, input: Tensor, *weights: Tensor | None) -> bool:
-    if not interception.batch_first(input) or input.dtype not in _PRECISE:
+def _applies(tracer: Any, input: Tensor, *weights: Tensor | None) -> bool:
+    if not tracer.batch_first(input) or input.dtype not in _PRECISE:
         return False
-    if torch.is_autocast_enabled(interception.device):
+    if torch.is_autocast_enabled(tracer.device):
         return False
     known = False
     for weight in weights:
-        if weight is not None and interception.is_weight(weight):
+        if weight is not None and tracer.is_weight(weight):
             known = True
         elif weight is not None and weight.requires_grad:
-            return False  # from what can't be overheard: the node would swallow its gradient
+            return False  # from what can't be traced: the node would swallow its gradient
     return known
 
 
-def _delivery(interception: Any, weight: Any, bias: Any, name: str) -> _Deliver:
-    uses = [interception.expect(w, name) for w in (weight, bias)]
+def _delivery(tracer: Any, weight: Any, bias: Any, name: str) -> _Deliver:
+    uses = [tracer.expect(w, name) for w in (weight, bias)]
 
     def deliver(scale: Tensor, shift: Tensor) -> None:
-        interception.deliver(uses[0], scale)
-        interception.deliver(uses[1], shift)
+        tracer.deliver(uses[0], scale)
+        tracer.deliver(uses[1], shift)
 
     return deliver
 
 
 def _group_norm(
-    interception: Any,
+    tracer: Any,
     input: Tensor,
     num_groups: int,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Any:
-    if not _applies(interception, input, weight, bias):
+    if not _applies(tracer, input, weight, bias):
         return NotImplemented
-    deliver = _delivery(interception, weight, bias, "group_norm")
+    deliver = _delivery(tracer, weight, bias, "group_norm")
     options = num_groups, eps, deliver
-    return _rows(interception, _GroupNorm, input, *_values(weight, bias), *options)
+    return _rows(tracer, _GroupNorm, input, *_values(weight, bias), *options)
 
 
 # Each with the rule that it stands for: a rule of the user's own comes first.
-FUSED: dict[Any, tuple[Callable[..., Any], Rule]] = {
+FUSED: dict[Any, tuple[Callable[..., Any], RuleBuilder]] = {
     F.group_norm: (_group_norm, group_norm),
     F.layer_norm: (_layer_norm, layer_norm),
     F.linear: (_linear, linear),

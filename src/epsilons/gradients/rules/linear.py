@@ -1,4 +1,4 @@
-"""Linear maps: ‖Σ_t g_t a_tᵀ‖² without forming the sum, where that is cheaper."""
+"""Linear maps: ‖Σ_t g_t a_tᵀ‖² without materializing the sum, where that is cheaper."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from epsilons.gradients.rules.contractions import gram, summed_products
-from epsilons.gradients.rules.registry import Term, chunks, norm_rule, precise, square_norms
+from epsilons.gradients.rules.registry import GradientRule, chunks, norm_rule, precise, square_norms
 
 _FEW = 2**18  # numbers that are materialized sooner than a ghost norm's calls are made
 CANCELLATION = 1e-2  # below this share of Σ_t‖a_t‖²‖g_t‖², a float32 Gram form errs above 1e-5
 
 
-class Linear(Term):
-    """The weight of y = a Wᵀ: gradient Σ_t g_t a_tᵀ, a: (B, …, d), g: (B, …, p), places between.
+class Linear(GradientRule):
+    """The weight of y = a Wᵀ: gradient Σ_t g_t a_tᵀ, a: (B, …, d), g: (B, …, p).
 
     norm² = ‖a‖²‖g‖² for T = 1 and ⟨aaᵀ, ggᵀ⟩ in general (Goodfellow 2015; Li et al. 2022),
-    formed instead where that takes fewer operations or where the Gram form would cancel.
+    materialized instead where that takes fewer operations or where the Gram form would cancel.
     """
 
     def __init__(self, data: Tensor, transposed: bool = False, bias: Bias | None = None) -> None:
@@ -33,7 +33,7 @@ class Linear(Term):
         return part
 
     def operands(self, g: Tensor) -> tuple[Tensor, Tensor]:
-        """a (B, T, d) and g (B, T, p), in single precision or better."""
+        """a (B, T, d) and g (B, T, p), in float32 or better."""
         assert self.data is not None
         return _sequences(precise(self.data)), _sequences(precise(g))
 
@@ -42,20 +42,20 @@ class Linear(Term):
         left, right = (a, g) if self.transposed else (g, a)
         return summed_products(left.mT, right.mT)
 
-    def forms(self, g: Tensor) -> bool:
-        return _forms(*self.operands(g))
+    def materializes(self, g: Tensor) -> bool:
+        return _materializes(*self.operands(g))
 
     def square_norms(self, g: Tensor) -> Tensor:
         assert self.data is not None
         if g.numel() == g.shape[0] * g.shape[-1]:  # one position
-            lengths = square_norms(precise(g))
+            squares = square_norms(precise(g))
             if self.bias is not None:
-                self.bias.squares = lengths
-            return square_norms(precise(self.data)) * lengths
+                self.bias.squares = squares
+            return square_norms(precise(self.data)) * squares
         a, g = self.operands(g)
-        forms = _forms(a, g)
-        each = 4 * a.shape[2] * g.shape[2] if forms else 8 * a.shape[1] ** 2
-        norms, parts = _formed if forms else _ghost, chunks(len(g), each)
+        materializes = _materializes(a, g)
+        each = 4 * a.shape[2] * g.shape[2] if materializes else 8 * a.shape[1] ** 2
+        norms, parts = _materialized if materializes else _ghost, chunks(len(g), each)
         if len(parts) <= 1:
             return norms(a, g)
         return torch.cat([norms(a[rows], g[rows]) for rows in parts])
@@ -68,8 +68,8 @@ class Linear(Term):
         return a.mT @ g if self.transposed else g.mT @ a
 
 
-def _rows(places: Tensor) -> Tensor:
-    return places if places.dim() == 2 else places.flatten(0, -2)
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dim() == 2 else tensor.flatten(0, -2)
 
 
 def _sequences(rows: Tensor) -> Tensor:
@@ -79,13 +79,13 @@ def _sequences(rows: Tensor) -> Tensor:
     return rows.unsqueeze(1) if rows.dim() == 2 else rows.flatten(1, -2)
 
 
-def _forms(a: Tensor, g: Tensor) -> bool:
+def _materializes(a: Tensor, g: Tensor) -> bool:
     """Whether materializing costs less than products of pairs of positions."""
-    positions, formed = a.shape[1], a.shape[2] * g.shape[2]
-    return positions > 1 and (2 * positions**2 > formed or len(a) * formed <= _FEW)
+    positions, materialized = a.shape[1], a.shape[2] * g.shape[2]
+    return positions > 1 and (2 * positions**2 > materialized or len(a) * materialized <= _FEW)
 
 
-def _formed(a: Tensor, g: Tensor) -> Tensor:
+def _materialized(a: Tensor, g: Tensor) -> Tensor:
     return square_norms(summed_products(g.mT, a.mT))
 
 
@@ -94,11 +94,11 @@ def _ghost(a: Tensor, g: Tensor) -> Tensor:
     squares = products.sum((1, 2))
     cancelled = squares < CANCELLATION * products.diagonal(dim1=1, dim2=2).sum(1)
     if bool(cancelled.any()):
-        squares[cancelled] = _formed(a[cancelled], g[cancelled])
+        squares[cancelled] = _materialized(a[cancelled], g[cancelled])
     return squares
 
 
-class Bias(Term):
+class Bias(GradientRule):
     """Anything added to the output's last dimensions: gradient Σ g over the others."""
 
     def __init__(self, shape: torch.Size) -> None:
@@ -121,7 +121,7 @@ def summed_to(g: Tensor, shape: torch.Size) -> Tensor:
 @norm_rule(F.linear)
 def linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None
-) -> Iterator[tuple[Tensor, Term]]:
+) -> Iterator[tuple[Tensor, GradientRule]]:
     if weight.dim() != 2:
         return
     if bias is None:
@@ -134,6 +134,6 @@ def linear(
 
 
 @norm_rule(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
-def matmul(input: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Term]]:
+def matmul(input: Tensor, other: Tensor) -> Iterator[tuple[Tensor, GradientRule]]:
     if other.dim() == 2 and input.dim() > 2:
         yield other, Linear(input, transposed=True)

@@ -12,10 +12,10 @@ from torch import Tensor
 from epsilons.gradients.rules.conv import ChannelBias
 from epsilons.gradients.rules.elementwise import Scale
 from epsilons.gradients.rules.linear import Bias
-from epsilons.gradients.rules.registry import Term, norm_rule, precise
+from epsilons.gradients.rules.registry import GradientRule, norm_rule, precise
 
 
-class ChannelScale(Term):
+class ChannelScale(GradientRule):
     """γ of group and instance norm: gradient Σ x̂·g per channel, data: (B, M, C, …)."""
 
     def __init__(self, data: Tensor, groups: int, eps: float) -> None:
@@ -65,7 +65,7 @@ def group_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
-) -> Iterator[tuple[Any, Term]]:
+) -> Iterator[tuple[Any, GradientRule]]:
     if _by_channel(input, weight, bias):
         yield weight, ChannelScale(input, num_groups, eps)
         yield bias, ChannelBias()
@@ -81,7 +81,7 @@ def instance_norm(
     use_input_stats: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
-) -> Iterator[tuple[Any, Term]]:
+) -> Iterator[tuple[Any, GradientRule]]:
     if use_input_stats and _by_channel(input, weight, bias):
         yield weight, ChannelScale(input, input.shape[2], eps)
         yield bias, ChannelBias()
@@ -99,7 +99,7 @@ def layer_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
-) -> Iterator[tuple[Any, Term]]:
+) -> Iterator[tuple[Any, GradientRule]]:
     shape = torch.Size(normalized_shape)
     yield weight, Normalised(input, shape, eps, centred=True)
     yield bias, Bias(shape)
@@ -111,5 +111,5 @@ def rms_norm(
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     eps: float | None = None,
-) -> Iterator[tuple[Any, Term]]:
+) -> Iterator[tuple[Any, GradientRule]]:
     yield weight, Normalised(input, torch.Size(normalized_shape), eps, centred=False)

@@ -44,7 +44,7 @@ def _rnn_step(activation: Callable[[Tensor], Tensor]) -> Step:
 
 
 def layer(step: Step, states: int) -> Callable[..., Any]:
-    """A composite for `torch.lstm` and its relatives: their signature after the interception."""
+    """A composite for `torch.lstm` and its relatives: their signature after the tracer."""
 
     def run(mode: Any, *args: Any) -> Any:
         if isinstance(args[3 - states], Tensor):  # the batch sizes, or the state after them

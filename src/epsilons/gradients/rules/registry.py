@@ -1,7 +1,8 @@
-"""One rule per operation: how its output's gradient becomes each example's weight gradient.
+"""GradientRule: how an operation's output gradient becomes each example's weight gradient.
 
-A rule has the signature of its operation. It is called with the data examples first (see
-`layout.examples_first`: one more dimension in front) and yields a `Term` for every weight.
+The builder that `norm_rule` registers has the signature of its operation. It is called with the
+data examples first (see `examples_first`: one more dimension in front) and yields a `GradientRule`
+for every weight.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-HALF = frozenset({torch.float16, torch.bfloat16})
+LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
 SCRATCH_BYTES = 2**23  # what one operation may hold beside its operands
-PIECE = 4096  # numbers whose squares are summed in single precision
+PIECE = 4096  # numbers whose squares are summed in float32
 
 
 class UnsupportedLayer(ValueError):
     """An operation for which no per-example gradient exists or can be had; says what to use."""
 
 
-class Term(ABC):
+class GradientRule(ABC):
     """What one weight receives from one operation, as a function of the output gradient g.
 
     `data` is what the operation read beside the weight, and g what came back: both have the
@@ -48,16 +49,16 @@ class Term(ABC):
         """Σ_i factors_i · gradient_i, of the weight's shape; factors: (B,)."""
         return weighted(self.gradients(g), factors)
 
-    def forms(self, g: Tensor) -> bool:
-        """Whether `square_norms` forms the gradients in full."""
+    def materializes(self, g: Tensor) -> bool:
+        """Whether `square_norms` materializes the gradients in full."""
         return True
 
-    def held(self) -> Sequence[Tensor]:
+    def saved(self) -> Sequence[Tensor]:
         """What must not be modified in place before the gradient comes back."""
         return [] if self.data is None else [self.data]
 
     def rows(self, chosen: slice | Tensor) -> Self:
-        """The same term for some of the examples."""
+        """The same rule for some of the examples."""
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
         part.squares = None
@@ -66,8 +67,8 @@ class Term(ABC):
         return part
 
 
-class Formed(Term):
-    """A term whose g already is every example's gradient."""
+class Materialized(GradientRule):
+    """A rule whose g already is every example's gradient."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -76,30 +77,30 @@ class Formed(Term):
         return g
 
 
-Rule = Callable[..., Iterable[tuple[Any, Term]]]
-RULES: dict[Any, tuple[Rule, str | None]] = {}
+RuleBuilder = Callable[..., Iterable[tuple[Any, GradientRule]]]
+RULES: dict[Any, tuple[RuleBuilder, str | None]] = {}
 
 
 def norm_rule(
     *operations: Callable[..., Any], data: str | None = "input"
-) -> Callable[[Rule], Rule]:
+) -> Callable[[RuleBuilder], RuleBuilder]:
     """Register the rule of one or more operations.
 
     `data` names the one argument (the first) that may depend on the data; None leaves it to the
     rule, which may yield nothing to decline.
     """
 
-    def register(rule: Rule) -> Rule:
+    def register(build: RuleBuilder) -> RuleBuilder:
         for operation in operations:
-            RULES[operation] = (rule, data)
-        return rule
+            RULES[operation] = (build, data)
+        return build
 
     return register
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """The tensor in single precision or better: half precision is too coarse to sum in."""
-    return tensor.float() if tensor.dtype in HALF else tensor
+    """The tensor in float32 or better: bfloat16 or float16 is too coarse to sum in."""
+    return tensor.float() if tensor.dtype in LOW_PRECISION else tensor
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:
@@ -111,7 +112,7 @@ def without_autocast(device: str) -> AbstractContextManager[Any]:
 def square_norms(gradients: Tensor) -> Tensor:
     """Squared norms of the rows, (B,), from pieces of them.
 
-    Torch takes a norm by one long sum, which in single precision comes out too small: by 1e-5 for
+    Torch takes a norm by one long sum, which in float32 comes out too small: by 1e-5 for
     a million numbers, by 1e-3 for twenty million.
     """
     rows, _ = _as_in_memory(gradients)

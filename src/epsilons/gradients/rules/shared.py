@@ -1,4 +1,4 @@
-"""Several uses of one weight as one term: their gradients add up before the norm is taken."""
+"""Several uses of one weight as one rule: their gradients add up before the norm is taken."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 
 from epsilons.gradients.rules.embedding import Embedding
 from epsilons.gradients.rules.linear import CANCELLATION, Linear
-from epsilons.gradients.rules.registry import Term, chunks, square_norms
+from epsilons.gradients.rules.registry import GradientRule, chunks, square_norms
 
-Pair = tuple[Term, Tensor]  # a term and the output gradient it is to be applied to
+Pair = tuple[GradientRule, Tensor]  # a rule and the output gradient it is to be applied to
 
 
 def joined(pairs: Sequence[Pair]) -> Pair | None:
-    """One pair that stands for several, or None: then gradients must be formed and added."""
-    linear = [(term, g) for term, g in pairs if isinstance(term, Linear)]
-    looked_up = [(term, g) for term, g in pairs if isinstance(term, Embedding)]
-    alike = len({term.transposed for term, _ in linear}) == 1
+    """One pair that stands for several, or None: then gradients must be materialized and added."""
+    linear = [(rule, g) for rule, g in pairs if isinstance(rule, Linear)]
+    looked_up = [(rule, g) for rule, g in pairs if isinstance(rule, Embedding)]
+    alike = len({rule.transposed for rule, _ in linear}) == 1
     if len(linear) == len(pairs) and alike:
         return _along_sequence(linear)
     one_table = len(looked_up) == 1 and len(linear) + 1 == len(pairs)
@@ -29,18 +29,18 @@ def joined(pairs: Sequence[Pair]) -> Pair | None:
 
 
 def _along_sequence(pairs: Sequence[tuple[Linear, Tensor]]) -> tuple[Linear, Tensor]:
-    operands = [term.operands(g) for term, g in pairs]
+    operands = [rule.operands(g) for rule, g in pairs]
     a, g = (torch.cat(column, 1) for column in zip(*operands, strict=True))
     return Linear(a, pairs[0][0].transposed), g
 
 
-class Tied(Term):
-    """A table that is looked up and also maps to logits: gradient E + H, each as in its own term.
+class Tied(GradientRule):
+    """A table that is looked up and also maps to logits: gradient E + H, each as in its own rule.
 
         ‖E + H‖² = ‖E‖² + ‖H‖² + 2 Σ_st q_s[id_t] ⟨a_s, g_t⟩
 
     with ids and gradients g_t of the look-up, inputs a_s and logit gradients q_s of the map:
-    nothing of the table's size is formed, unless E and H cancel.
+    nothing of the table's size is materialized, unless E and H cancel.
     """
 
     def __init__(self, looked_up: tuple[Embedding, Tensor], mapped: tuple[Linear, Tensor]) -> None:
@@ -53,15 +53,15 @@ class Tied(Term):
         part.mapped = (self.mapped[0].rows(chosen), self.mapped[1][chosen])
         return part
 
-    def forms(self, g: Tensor) -> bool:
+    def materializes(self, g: Tensor) -> bool:
         return False
 
     def gradients(self, g: Tensor) -> Tensor:
-        return _formed(self.looked_up) + _formed(self.mapped)
+        return _materialized(self.looked_up) + _materialized(self.mapped)
 
     def square_norms(self, g: Tensor) -> Tensor:
         (table, its), (linear, q) = self.looked_up, self.mapped
-        ids, g = table.places(its)
+        ids, g = table.positions(its)
         a, q = linear.operands(q)
         logits = q.gather(2, ids.unsqueeze(1).expand(-1, q.shape[1], -1))  # q_s[id_t]: (B, S, T)
         apart = table.square_norms(its) + linear.square_norms(self.mapped[1])
@@ -77,6 +77,6 @@ class Tied(Term):
         return table.weighted_sum(its, factors) + linear.weighted_sum(q, factors)
 
 
-def _formed(pair: Pair) -> Tensor:
+def _materialized(pair: Pair) -> Tensor:
     """Every example's gradient of a pair."""
     return pair[0].gradients(pair[1])
