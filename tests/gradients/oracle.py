@@ -74,8 +74,9 @@ def assert_agrees(model, loss_fn, batch, tolerance=TOLERANCE):
     norms = norms_of(gradients)
     assert norms.min() > 0, "a vanishing gradient would prove nothing"
     bounds = norms * torch.linspace(0.3, 1.5, len(norms), dtype=torch.float64, device=norms.device)
-    sums, found = clipped_gradients(model, loss_fn, batch, bounds)
-    torch.testing.assert_close(found, norms, rtol=tolerance, atol=0)
+    for dtype in ("float64", "float32"):
+        sums, found = clipped_gradients(model, loss_fn, batch, bounds, sums=dtype)
+        torch.testing.assert_close(found, norms, rtol=tolerance, atol=0)
+        assert distance(sums, clipped(gradients, bounds)) <= tolerance
     alone = batch_norms(model, loss_fn, batch)
     torch.testing.assert_close(alone, norms, rtol=tolerance, atol=0)
-    assert distance(sums, clipped(gradients, bounds)) <= tolerance

@@ -18,29 +18,26 @@ BOUNDS = st.floats(0, 1e300) | st.sampled_from([0.0, 5e-324, math.inf])
 @settings(deadline=None)
 @given(arrays(np.float64, 7, elements=SQUARES), arrays(np.float64, 7, elements=BOUNDS))
 def test_nobody_contributes_more_than_the_bound(squares, bounds):
-    norms, factors, everyone = clip_factors(torch.from_numpy(squares), torch.from_numpy(bounds))
-    assert everyone == bool((factors > 0).all())
+    norms, factors, finite = clip_factors(torch.from_numpy(squares), torch.from_numpy(bounds))
+    assert (finite is None) == bool(norms.isfinite().all())
     assert np.allclose(norms.numpy(), np.sqrt(squares), rtol=1e-15, atol=0, equal_nan=True)
     assert ((factors >= 0) & (factors <= 1)).all()
-    finite = norms.isfinite()
+    finite = norms.isfinite() if finite is None else finite
     contributed = factors * norms * (1 + NORM_ERROR / 2)
     assert (contributed[finite] <= torch.from_numpy(bounds)[finite]).all()
     assert (factors[~finite] == 0).all()
 
 
-def test_one_bound_is_for_all_and_small_norms_are_left_alone():
+def test_small_norms_are_left_alone():
     squares = torch.tensor([0.0, 1.0, 4.0, 100.0], dtype=torch.float64)
-    _, factors, everyone = clip_factors(squares, 2.0)
-    assert everyone
+    _, factors, finite = clip_factors(squares, torch.full((4,), 2.0, dtype=torch.float64))
+    assert finite is None
     assert factors[:2].tolist() == [1.0, 1.0]
     assert factors[2:].tolist() == pytest.approx([1 / (1 + NORM_ERROR), 0.2 / (1 + NORM_ERROR)])
-    for bound in (2.0, math.inf, 0.0):
-        each = torch.full((4,), bound, dtype=torch.float64)
-        assert torch.equal(clip_factors(squares, bound)[1], clip_factors(squares, each)[1])
 
 
 @pytest.mark.parametrize("dtypes", [[torch.float32] * 3, [torch.float32, torch.float64]])
-def test_parts_are_added_in_double_precision(dtypes):
+def test_parts_are_added_in_float64(dtypes):
     parts = [torch.rand(9).to(dtype) * 10.0**k for k, dtype in enumerate(dtypes)]
     total = torch.rand(9, dtype=torch.float64)
     expected = total + sum(part.double() for part in parts)

@@ -95,9 +95,9 @@ def test_standardised_weights_in_closed_form_agree_with_the_loop(
     torch.manual_seed(0)
     prefer(monkeypatch, method)
     calls = []
-    original = Standardised.square_norms
+    original = Standardised.closed_form
     monkeypatch.setattr(
-        Standardised, "square_norms", lambda *a: calls.append(original(*a)) or calls[-1]
+        Standardised, "closed_form", lambda *a: calls.append(original(*a)) or calls[-1]
     )
     model = StandardisedConv(in_place=in_place, scale=0.1)
     assert_agrees(model, HAZARDS["conv_depthwise"]()[1], torch.randn(5, 12, size, size))
@@ -206,7 +206,7 @@ def test_a_standardised_filter_is_told_from_gradients_that_repeat_in_memory(dim)
 
 def _check_by_filter(r):
     rows, ones = torch.randn(3, 40), torch.ones(3, 1)
-    found = Standardised(rows, ones, ones, ones)._by_filter(r, with_sums=True)
+    found = Standardised(None, rows, ones, ones, ones)._by_filter(r, with_sums=True)
     flat = r.reshape(2, 3, 40)
     expected = flat.square().sum(2), (flat * rows).sum(2), flat.sum(2)
     for one, other in zip(found, expected, strict=True):

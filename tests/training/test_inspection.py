@@ -36,19 +36,19 @@ class Augmented(Dataset):
 def steps(monkeypatch):
     """Who was drawn at each step, and the norms of their gradients in it."""
     seen = []
-    draw, step = loop.poisson_draw, loop.private_step
+    draw, step = loop.poisson_draw, loop.taken_step
 
     def drawn(*arguments):
         seen.append([draw(*arguments).numpy()])
         return torch.from_numpy(seen[-1][0])
 
     def stepped(*arguments, **options):
-        norms = step(*arguments, **options)
-        seen[-1].append(norms.numpy())
-        return norms
+        taken = step(*arguments, **options)
+        seen[-1].append(taken.norms.numpy())
+        return taken
 
     monkeypatch.setattr(loop, "poisson_draw", drawn)
-    monkeypatch.setattr(loop, "private_step", stepped)
+    monkeypatch.setattr(loop, "taken_step", stepped)
     return seen
 
 

@@ -19,6 +19,7 @@ from epsilons.accounting.calibrate import least_noise
 from epsilons.accounting.composition import Releases, composed_epsilon
 from epsilons.accounting.individual import Method
 from epsilons.accounting.results import Kind
+from epsilons.accounting.sums import Sums, batch_cap
 
 Clipping = Literal["max", "individual", "none"]
 Rounding = Literal["up", "nearest"]
@@ -38,6 +39,8 @@ class Phase:
     sample_rate: float
     noise_multiplier: float
     max_grad_norm: float
+    max_batch: int
+    sums: Sums
 
     @property
     def noise_std(self) -> float:
@@ -63,6 +66,10 @@ class Plan:
     `clipping` is `"max"` (Algorithm 1: everyone to `max_grad_norm`) or `"individual"`
     (Algorithm 3: each example to its own threshold, a level, rounded up); or `"none"`, with
     `noise_multiplier=0`: plain training on Poisson batches, which is not private at all.
+
+    `sums`: the dtype in which gradients are summed over examples. `"float64"`, the default, has a
+    proof that rounding adds no more to an example's influence than is charged (`docs/sums.md`);
+    `"float32"` is faster, and floating-point effects of the sum are not covered.
 
     `max_records_per_owner`: how many records one person may have, decided without looking at the
     data, as everything here; data in which someone has more is refused. It says nothing about the
@@ -93,6 +100,7 @@ class Plan:
     rounding: Rounding | None = None
     levels: int = 256
     phases: tuple[tuple[int, Mapping[str, float]], ...] = ()
+    sums: Sums = "float64"
     max_records_per_owner: int | None = None
     clip_bound_mu: float = 0.0
     clip_bound_distance: float = 0.0
@@ -116,6 +124,7 @@ class Plan:
                "None, 'up' or 'nearest'")  # fmt: skip
         _check(_whole(self.levels) and self.levels >= 1, "levels", self.levels,
                "a whole number ≥ 1")  # fmt: skip
+        _check(self.sums in ("float64", "float32"), "sums", self.sums, "'float64' or 'float32'")
         most = self.max_records_per_owner
         _check(most is None or (_whole(most) and most >= 1), "max_records_per_owner", most,
                "a whole number ≥ 1, or None")  # fmt: skip
@@ -227,6 +236,11 @@ class Plan:
         return self.noise_multiplier * self.max_grad_norm
 
     @property
+    def max_batch(self) -> int:
+        """The most examples that one step takes, in any phase."""
+        return max(phase.max_batch for phase in self.stretches)
+
+    @property
     def clip_bound(self) -> Releases:
         """What choosing the clip bound has let out; nothing if it was not taken from the data."""
         return Releases(self.clip_bound_mu, self.clip_bound_distance)
@@ -244,7 +258,12 @@ class Plan:
             # the exact rate of the plan, even where batch_size was computed from it
             same = now["batch_size"] == self.batch_size
             rate = self.sample_rate if same else now["batch_size"] / self.n
-            found.append(Phase(first, max(first, end), sample_rate=rate, **now))
+            cap = batch_cap(self.n, rate)
+            found.append(
+                Phase(
+                    first, max(first, end), sample_rate=rate, max_batch=cap, sums=self.sums, **now
+                )
+            )
         return tuple(found)
 
     def phase(self, step: int) -> Phase:

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from epsilons.gradients.clip_factors import add_up
 from epsilons.gradients.parameter_use import ParameterUse, Weight
-from epsilons.gradients.rules.derived import Standardised
+from epsilons.gradients.rules.derived import ClosedForm, Standardised
 from epsilons.gradients.rules.registry import (
     LOW_PRECISION,
+    GradientRule,
     Materialized,
     UnsupportedLayer,
     chunks,
@@ -29,6 +30,7 @@ from epsilons.gradients.rules.registry import (
 from epsilons.gradients.rules.shared import joined
 
 _KEEP_MATERIALIZED = 3.0  # times the operands' bytes
+_HALF = 2**20
 _NARROW = 1024  # gradients of fewer numbers are put side by side, since every call costs
 _Key = TypeVar("_Key")
 
@@ -40,6 +42,7 @@ class Group:
         self.uses = uses
         self.waiting = len(uses)
         self.direct = False  # whether there is nothing to pull back; known once it is settled
+        self.closed_form: ClosedForm | None = None
 
     @property
     def weights(self) -> list[Weight]:
@@ -111,11 +114,10 @@ class Accumulator:
         if group.direct:
             self._settle_directly(group.uses[0])
         else:
-            chosen = self._standardised(group)
-            for rows in chunks(len(chosen), self._bytes(group)):
-                some = chosen[rows]
-                for gradient in self._pulled_back(group, some).values():
-                    self.squares[some] += square_norms(gradient)
+            self._standardised(group)
+            for rows in self._by_example(group):
+                for gradient in self._pulled_back(group, rows).values():
+                    self.squares[rows] += square_norms(gradient)
 
     def _settle_directly(self, use: ParameterUse) -> None:
         assert use.g is not None
@@ -131,19 +133,25 @@ class Accumulator:
         self._materialize_if_small(use)
         self._found.append(use.rule.square_norms(use.g) if known is None else known)
 
-    def _standardised(self, group: Group) -> Tensor:
-        """Settle by the closed form what can be; the indices of the examples that remain."""
-        everyone = torch.arange(len(self.squares), device=self.squares.device)
+    def _standardised(self, group: Group) -> None:
+        """Take the norms of a standardised weight's gradients, where they don't cancel."""
         use = group.uses[0]
         derivation = use.weight.derivation
         if not isinstance(derivation, Standardised) or len(group.uses) > 1 or self.coarse:
-            return everyone
+            return
         assert use.g is not None
         products = derivation.products(use.rule, use.g)
         self._materialize_if_small(use)
-        squares, cancelled = derivation.square_norms(use.rule, use.g, products)
+        group.closed_form = derivation.closed_form(use.rule, use.g, products)
+        squares, cancelled = group.closed_form.squares, group.closed_form.cancelled
         self.squares += squares.where(~cancelled, 0.0)
-        return everyone[cancelled]
+
+    def _by_example(self, group: Group) -> list[slice]:
+        """The examples whose gradients are pulled back one by one, in ranges of one shape."""
+        if group.closed_form is None:
+            return chunks(len(self.squares), self._bytes(group))
+        cancelled = group.closed_form.cancelled.nonzero().flatten().tolist()
+        return [slice(i, i + 1) for i in cancelled]
 
     def _materialize_if_small(self, use: ParameterUse) -> None:
         """Form what is kept for the clipped sum, if it takes little more memory: then the sum is
@@ -159,30 +167,27 @@ class Accumulator:
     def _bytes(self, group: Group) -> int:
         return 8 * sum(w.tensor.numel() for w in group.weights)
 
-    def _pulled_back(self, group: Group, rows: slice | Tensor) -> dict[str, Tensor]:
+    def _pulled_back(self, group: Group, rows: slice) -> dict[str, Tensor]:
         """Some examples' gradients of every parameter of a group."""
-        totals: dict[int, Tensor] = {}
+        totals: dict[Weight, Tensor] = {}
         for use in group.uses:
             assert use.g is not None
-            _add(totals, id(use.weight), use.rule.rows(rows).gradients(use.g[rows]))
-        return self._to_parameters(group.weights, totals, batched=True)
+            _add(totals, use.weight, use.rule.rows(rows).gradients(use.g[rows]))
+        return self._to_parameters(totals, batched=True)
 
-    def _to_parameters(
-        self, weights: Sequence[Weight], totals: dict[int, Tensor], *, batched: bool
-    ) -> dict[str, Tensor]:
+    def _to_parameters(self, totals: dict[Weight, Tensor], *, batched: bool) -> dict[str, Tensor]:
+        """Gradients of parameters from those of weights; `batched`: by example, (B, …)."""
         result: dict[str, Tensor] = {}
         derived: list[Weight] = []
-        for weight in weights:
-            if id(weight) not in totals:
-                continue
-            if weight.tensor.is_leaf:
+        for weight, total in totals.items():
+            if weight.tensor.is_leaf or (weight.rearranged and not batched):
                 (name,) = weight.roots
-                result[name] = totals[id(weight)]
+                _add(result, name, _in_place_of(weight.tensor, self.parameters[name], total))
             else:
                 derived.append(weight)
         if derived:
             names = sorted(set[str]().union(*(w.roots for w in derived)))
-            gradients = [totals[id(w)].to(w.tensor.dtype) for w in derived]
+            gradients = [totals[w].to(w.tensor.dtype) for w in derived]
             pulled = _vjp(
                 [w.tensor for w in derived], [self.parameters[n] for n in names], gradients, batched
             )
@@ -192,74 +197,117 @@ class Accumulator:
                     _add(result, name, precise(gradient))
         return result
 
-    def clipped_sum(self, factors: Tensor, everyone: bool) -> dict[str, Tensor]:
-        """Σ_i factors_i · gradient_i by parameter; factors (B,), where 0 leaves an example out.
+    def clipped_sum(self, factors: Tensor, finite: Tensor | None) -> dict[str, Tensor]:
+        """Σ_i factors_i · gradient_i by parameter, in the factors' dtype; factors: (B,).
 
-        Unless `everyone` is in, there may be such.
+        `finite` (B,) says whose gradients are; None: all. The others contribute nothing.
         """
         sums: dict[str, Tensor] = {}
-        totals: dict[int, Tensor] = {}
-        chosen = None if everyone else factors > 0
-        if all(p.dtype != torch.float64 for p in self.parameters.values()):
-            factors = factors.float()  # once for all
-        with without_autocast(factors.device.type):
-            weights = [*self._narrow, *(w for group in self._kept for w in group.weights)]
-            if chosen is None or bool(chosen.any()):
-                self._add_narrow(factors, chosen, totals)
+        totals: dict[Weight, Tensor] = {}
+        if finite is None or bool(finite.any()):
+            if finite is not None:
+                self._leave_out(~finite)
+            with without_autocast(factors.device.type):
+                self._add_narrow(factors, totals)
                 for group in self._kept:
-                    self._add_clipped(group, factors, chosen, totals, sums)
-            for name, part in self._to_parameters(weights, totals, batched=False).items():
-                _add(sums, name, part)
+                    self._add_clipped(group, factors, totals, sums)
+                for name, part in self._to_parameters(totals, batched=False).items():
+                    _add(sums, name, part)
         for name, p in self.parameters.items():
             if name not in sums:
-                sums[name] = precise(torch.zeros_like(p, requires_grad=False))
+                sums[name] = factors.new_zeros(p.shape)
         return {name: sums[name] for name in self.parameters}
 
-    def _add_narrow(
-        self, factors: Tensor, chosen: Tensor | None, totals: dict[int, Tensor]
-    ) -> None:
+    def _leave_out(self, excluded: Tensor) -> None:
+        """Put another example's rows in the place of those that aren't finite: 0 · ∞ is no 0.
+
+        The shapes stay as they are, and with them everyone else's bits.
+        """
+        rows = torch.arange(len(excluded), device=excluded.device)
+        rows = rows.where(~excluded, rows[~excluded][0])
+        self._side_by_side = [gradients[rows] for gradients in self._side_by_side]
+        for use in (use for group in self._kept for use in group.uses):
+            assert use.g is not None
+            use.rule, use.g = use.rule.rows(rows), use.g[rows]
+        for group in self._kept:
+            if group.closed_form is not None:
+                group.closed_form = group.closed_form.rows(rows)
+
+    def _add_narrow(self, factors: Tensor, totals: dict[Weight, Tensor]) -> None:
         if not self._narrow:
             return
         (gradients,) = self._side_by_side
-        if chosen is not None:
-            gradients, factors = gradients[chosen], factors[chosen]
-        total = weighted(gradients, factors)
-        parts = torch.split(total, [w.tensor.numel() for w in self._narrow])
+        parts = torch.split(weighted(gradients, factors), [w.tensor.numel() for w in self._narrow])
         for weight, part in zip(self._narrow, parts, strict=True):
-            totals[id(weight)] = part.view(weight.tensor.shape)
+            totals[weight] = part.view(weight.tensor.shape)
 
     def _add_clipped(
-        self,
-        group: Group,
-        factors: Tensor,
-        chosen: Tensor | None,
-        totals: dict[int, Tensor],
-        sums: dict[str, Tensor],
+        self, group: Group, factors: Tensor, totals: dict[Weight, Tensor], sums: dict[str, Tensor]
     ) -> None:
         """Add a group's weighted sum to those by weight or, where pulled back, by parameter."""
-        if group.coarse or (self.coarse and not group.direct):
+        exact = factors.dtype == torch.float64
+        if group.closed_form is not None and exact:
+            self._add_closed_form(group, group.closed_form, factors, totals, sums)
+        elif group.coarse or ((exact or self.coarse) and not group.direct):
             # Pulling back rounds, so what is summed must be what was measured.
             for rows in chunks(len(factors), self._bytes(group)):
-                some = _where(chosen, rows, factors.device)
-                for name, gradient in self._pulled_back(group, some).items():
-                    _add(sums, name, weighted(gradient, factors[some]))
-            return
-        for use in group.uses:
-            assert use.g is not None
-            rule, g, its_factors = use.rule, use.g, factors
-            if chosen is not None:
-                rule, g, its_factors = rule.rows(chosen), g[chosen], factors[chosen]
-            _add(totals, id(use.weight), rule.weighted_sum(g, its_factors))
+                self._add_pulled_back(group, rows, factors, sums)
+        else:
+            for use in group.uses:
+                _add(totals, use.weight, _weighted_sum(use, factors))
         group.uses = []
+
+    def _add_pulled_back(
+        self, group: Group, rows: slice, factors: Tensor, sums: dict[str, Tensor]
+    ) -> None:
+        for name, gradient in self._pulled_back(group, rows).items():
+            _add(sums, name, weighted(gradient, factors[rows]))
+
+    def _add_closed_form(
+        self,
+        group: Group,
+        found: ClosedForm,
+        factors: Tensor,
+        totals: dict[Weight, Tensor],
+        sums: dict[str, Tensor],
+    ) -> None:
+        """Sum first and pull back then, in float64; what cancels is pulled back by itself."""
+        for rows in self._by_example(group):
+            self._add_pulled_back(group, rows, factors, sums)
+        (use,) = group.uses
+        kept = factors.where(~found.cancelled, 0.0)
+        for weight, part in found.pulled_back(_weighted_sum(use, kept), kept):
+            _add(totals, weight, part)
 
 
 def _add(totals: dict[_Key, Tensor], key: _Key, part: Tensor) -> None:
     totals[key] = totals[key] + part if key in totals else part
 
 
-def _where(chosen: Tensor | None, rows: slice, device: torch.device) -> Tensor:
-    indices = torch.arange(rows.start, rows.stop, device=device)
-    return indices if chosen is None else indices[chosen[rows]]
+def _weighted_sum(use: ParameterUse, factors: Tensor) -> Tensor:
+    assert use.g is not None
+    found = use.rule.weighted_sum(use.g, factors)
+    if found.dtype != factors.dtype:  # a rule of the user's own, with a sum of its own
+        return GradientRule.weighted_sum(use.rule, use.g, factors)
+    return found
+
+
+def _in_place_of(derived: Tensor, parameter: Tensor, total: Tensor) -> Tensor:
+    """A sum for a parameter's entries in another order, in the parameter's order.
+
+    The derivative of a permutation, applied to the numbers of the entries, gives where each went;
+    in two halves, since float32 counts to 2²⁴ only.
+    """
+    if derived.is_leaf:
+        return total
+    numbers = torch.arange(total.numel(), device=total.device).view(total.shape)
+    halves = [numbers // _HALF, numbers % _HALF]
+    high, low = (
+        _vjp([derived], [parameter], [half.to(derived.dtype)], batched=False)[0] for half in halves
+    )
+    assert high is not None
+    assert low is not None
+    return total.flatten()[high.long() * _HALF + low.long()]
 
 
 def _no_gradients(group: Group, error: Exception) -> UnsupportedLayer:

@@ -12,16 +12,18 @@ NORM_ERROR = 2e-5  # twice the relative error that a norm may carry
 _TINY = sys.float_info.min
 
 
-def clip_factors(squares: Tensor, bounds: float | Tensor) -> tuple[Tensor, Tensor, bool]:
+def clip_factors(squares: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Norms, and min(1, C_i / (‖g_i‖ · (1 + 2e-5))): (B,) float64, like the squares.
 
-    0 where the norm is no number, or where norm and bound are both infinite. Whether nobody has 0
-    comes last.
+    0 where the norm is not finite. Which norms are comes last, (B,); None if all.
     """
     norms = squares.sqrt()
     upper = (norms * (1 + NORM_ERROR)).clamp_(min=_TINY)
     factors = (bounds / upper).clamp_(max=1.0).nan_to_num_(nan=0.0)
-    return norms, factors, bool((factors > 0).all())
+    finite = norms.isfinite()
+    if bool(finite.all()):
+        return norms, factors, None
+    return norms, factors.where(finite, 0.0), finite
 
 
 def add_up(parts: Sequence[Tensor], total: Tensor) -> None:

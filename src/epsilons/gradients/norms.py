@@ -5,11 +5,12 @@ Nothing is wrapped, hooked or left behind on the model: see `tracer` for how.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from epsilons.gradients.tracer import PresumedWrongly, Tracer
 from epsilons.gradients.trees import swapped, tensors_in
 
 LossFn = Callable[[nn.Module, Any], Tensor]
+Sums = Literal["float64", "float32"]  # the dtype of sums over examples
 
 
 def check_loss_fn(loss_fn: Any) -> None:
@@ -50,6 +52,7 @@ def clipped_gradients(
     bounds: float | Tensor | np.ndarray[Any, Any],
     *,
     micro_batch: int | None = None,
+    sums: Sums = "float64",
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The sum of clipped per-example gradients by parameter name, and the norms (B,).
 
@@ -57,16 +60,31 @@ def clipped_gradients(
 
     The factor 1 + 2e-5 covers the rounding of the norms: no example contributes more than its
     bound C_i. An example whose norm is not finite contributes nothing; its norm comes back as it
-    is, for the caller to charge at C_i. Sums are float32 or better whatever the model's type.
-    `micro_batch` bounds how many examples are in memory at once.
+    is, for the caller to charge at C_i.
+
+    `micro_batch`: how many examples are in memory at once; None: the whole batch. `sums`: the dtype
+    of the sum over examples. With `"float64"` every pass has exactly `micro_batch` examples, the
+    last one being padded with copies that don't count: then what an example adds does not depend
+    on the others, as far as the kernels allow (`docs/sums.md`). With `"float32"` nothing is padded
+    and gradients are summed as they come, which is faster; rounding may then let one example move
+    the sum by more than its bound.
     """
     check_loss_fn(loss_fn)
-    return clipped_gradients_of(
-        trainable(model), model, loss_fn, batch, bounds, micro_batch=micro_batch
+    found = clipped_pass(
+        trainable(model), model, loss_fn, batch, bounds, micro_batch=micro_batch, sums=sums
     )
+    return found.sums, found.norms
 
 
-def clipped_gradients_of(
+class Clipped(NamedTuple):
+    """A batch's clipped sum by parameter name; norms and losses (B,) of its examples."""
+
+    sums: dict[str, Tensor]
+    norms: Tensor
+    losses: Tensor
+
+
+def clipped_pass(
     parameters: dict[str, Tensor],
     model: nn.Module,
     loss_fn: LossFn,
@@ -74,40 +92,64 @@ def clipped_gradients_of(
     bounds: float | Tensor | np.ndarray[Any, Any],
     *,
     micro_batch: int | None = None,
-) -> tuple[dict[str, Tensor], Tensor]:
-    """`clipped_gradients` for who knows the model's `trainable` parameters already."""
+    sums: Sums = "float64",
+) -> Clipped:
+    """`clipped_gradients` for who knows the model's `trainable` parameters, with the losses."""
+    device = next(iter(parameters.values())).device
+    _check_sums(sums, device)
     count = example_count(batch)
-    limits = _bounds(bounds, count, next(iter(parameters.values())).device)
+    limits = _bounds(bounds, count, device)
     size = max(count, 1) if micro_batch is None else micro_batch
     if size < 1:
         raise ValueError(f"micro_batch={micro_batch} is not a number of examples; expected ≥ 1.")
-    if count <= size:
-        return _clipped(parameters, model, loss_fn, batch, limits)
-    sums: dict[str, Tensor] | None = None
-    norms: list[Tensor] = []
+    dtype = torch.float64
+    if sums == "float32" and not any(p.dtype == dtype for p in parameters.values()):
+        dtype = torch.float32
+    totals: dict[str, Tensor] | None = None
+    norms, losses = [limits.new_empty(0)], [limits.new_empty(0)]
     for start in range(0, count, size):
-        part = slice(start, min(start + size, count))
-        its = limits if isinstance(limits, float) else limits[part]
-        clipped, its_norms = _clipped(parameters, model, loss_fn, examples(batch, part), its)
-        sums = clipped if sums is None else {k: v.add_(clipped[k]) for k, v in sums.items()}
-        norms.append(its_norms)
-    assert sums is not None
-    return sums, torch.cat(norms)
+        rows = torch.arange(start, min(start + size, count), device=device)
+        its, taken = limits[rows], len(rows)
+        if sums == "float64":
+            rows = padded(rows, size)
+            its = torch.cat([its, its.new_zeros(size - taken)])
+        part = batch if taken == size == count else examples(batch, rows)
+        accumulated, found = _backward(model, loss_fn, part, parameters, keep=True)
+        lengths, factors, finite = clip_factors(accumulated.squares, its)
+        clipped = accumulated.clipped_sum(factors.to(dtype), finite)
+        if totals is None:
+            totals = clipped
+        else:
+            totals = {name: total.add_(clipped[name]) for name, total in totals.items()}
+        norms.append(lengths[:taken])
+        losses.append(found[:taken])
+    if totals is None:
+        totals = {name: torch.zeros_like(p, dtype=dtype) for name, p in parameters.items()}
+    return Clipped(totals, torch.cat(norms), torch.cat(losses))
 
 
-def _clipped(
-    parameters: dict[str, Tensor],
-    model: nn.Module,
-    loss_fn: LossFn,
-    batch: Any,
-    limits: float | Tensor,
-) -> tuple[dict[str, Tensor], Tensor]:
-    if example_count(batch) == 0:
-        accumulated = Accumulator([], parameters, 0, keep=True, coarse=False)
-    else:
-        accumulated = _backward(model, loss_fn, batch, parameters, keep=True)
-    norms, factors, everyone = clip_factors(accumulated.squares, limits)
-    return accumulated.clipped_sum(factors, everyone), norms
+def padded(rows: Tensor, size: int) -> Tensor:
+    """The rows, and the first of them again up to `size`."""
+    return torch.cat([rows, rows[:1].expand(size - len(rows))])
+
+
+def _check_sums(sums: str, device: torch.device) -> None:
+    if sums not in ("float64", "float32"):
+        raise ValueError(f"sums={sums!r}; expected 'float64' or 'float32'.")
+    if sums == "float64" and not _has_float64(device):
+        raise ValueError(
+            f"sums='float64', and {device} has no float64. Use another device, or sums='float32', "
+            "where floating-point effects of the sum are not covered by the guarantee."
+        )
+
+
+@functools.cache
+def _has_float64(device: torch.device) -> bool:
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):
+        return False
+    return True
 
 
 def gradient_norms(
@@ -145,12 +187,17 @@ def gradient_norms(
     total, batches = in_order(data, batch_size, collate_fn)
     norms = np.empty(total)
     done = 0
+    size = 0
     with undisturbed(model, place, seed) as restore:
         for batch in batches:
             moved = {id(t): t.to(place) for t in tensors_in(batch)}
-            found = batch_norms(model, loss_fn, swapped(batch, moved))
-            norms[done : done + len(found)] = found.cpu().numpy()
-            done += len(found)
+            batch, count = swapped(batch, moved), example_count(batch)
+            size = max(size, count)
+            if 0 < count < size:  # all passes have one shape: see `clipped_gradients`
+                batch = examples(batch, padded(torch.arange(count, device=place), size))
+            found = batch_norms(model, loss_fn, batch)[:count]
+            norms[done : done + count] = found.cpu().numpy()
+            done += count
             restore()
             if progress is not None:
                 progress(done, total)
@@ -161,7 +208,7 @@ def gradient_norms(
 
 def batch_norms(model: nn.Module, loss_fn: LossFn, batch: Any) -> Tensor:
     """The gradient norms of one batch, (B,) float64, on the model's device."""
-    return _backward(model, loss_fn, batch, trainable(model), keep=False).squares.sqrt()
+    return _backward(model, loss_fn, batch, trainable(model), keep=False)[0].squares.sqrt()
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:
@@ -223,9 +270,7 @@ def examples(batch: Any, part: slice | Tensor) -> Any:
     return swapped(batch, chosen)
 
 
-def _bounds(bounds: Any, count: int, device: torch.device) -> float | Tensor:
-    if isinstance(bounds, (int, float)) and bounds >= 0:
-        return float(bounds)
+def _bounds(bounds: Any, count: int, device: torch.device) -> Tensor:
     limits = torch.as_tensor(bounds, dtype=torch.float64, device=device).detach().resolve_neg()
     if limits.dim() == 0:
         limits = limits.expand(count)
@@ -246,20 +291,21 @@ def _backward(
     parameters: dict[str, Tensor],
     *,
     keep: bool,
-) -> Accumulator:
+) -> tuple[Accumulator, Tensor]:
+    """Norms and what the clipped sum needs, from one backward pass; and the losses."""
     versions = [(t, t._version) for t in tensors_in(batch) if not t.is_inference()]
     try:
-        return _overheard(model, loss_fn, batch, parameters, keep=keep, presume=True)
+        return _traced_pass(model, loss_fn, batch, parameters, keep=keep, presume=True)
     except PresumedWrongly:
         if any(t._version != version for t, version in versions):
             raise RuntimeError(
                 "the model modifies its input in place and must be run a second time. "
                 "Use the out-of-place operation."
             ) from None
-        return _overheard(model, loss_fn, batch, parameters, keep=keep, presume=False)
+        return _traced_pass(model, loss_fn, batch, parameters, keep=keep, presume=False)
 
 
-def _overheard(
+def _traced_pass(
     model: nn.Module,
     loss_fn: LossFn,
     batch: Any,
@@ -267,7 +313,7 @@ def _overheard(
     *,
     keep: bool,
     presume: bool,
-) -> Accumulator:
+) -> tuple[Accumulator, Tensor]:
     count = example_count(batch)
     mode = Tracer(parameters, count, presume)
     # Aliases, so that what is noted about a tensor is not noted about the caller's.
@@ -286,7 +332,7 @@ def _overheard(
             if losses.requires_grad:
                 mode.backward(losses.sum(), accumulated.receive)
             accumulated.finish()
-    return accumulated
+    return accumulated, losses.detach().double()
 
 
 def _eager() -> AbstractContextManager[Any]:

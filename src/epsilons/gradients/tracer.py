@@ -55,7 +55,7 @@ from epsilons.gradients.rules import (
     UnsupportedLayer,
 )
 from epsilons.gradients.rules.conv import Conv
-from epsilons.gradients.rules.derived import Derivation, Standardised, derivation
+from epsilons.gradients.rules.derived import Standardised, derivation
 from epsilons.gradients.rules.fallback import fallback
 from epsilons.gradients.rules.linear import Bias
 from epsilons.gradients.trees import swapped, tensors_in
@@ -149,7 +149,8 @@ class Tracer(TorchFunctionMode):
 
     def is_derived(self, weight: Tensor) -> bool:
         """Whether something is known about how a weight was derived from parameters."""
-        return self._known(weight)[1] is not None
+        known = self._weights.get(id(weight))
+        return known is not None and known.derivation is not None
 
     def path(self, weights: Sequence[Weight]) -> str:
         return ", ".join(sorted(set[str]().union(*(w.roots for w in weights))))
@@ -323,9 +324,8 @@ class Tracer(TorchFunctionMode):
             self._weights[id(part)] = Weight(part, roots, rearranged, found)
         return out
 
-    def _known(self, tensor: Any) -> tuple[bool, Derivation | None]:
-        weight = self._weights.get(id(tensor))
-        return (weight.rearranged, weight.derivation) if weight is not None else (False, None)
+    def _known(self, tensor: Any) -> Weight | None:
+        return self._weights.get(id(tensor))
 
     def _expanded(self, func: Any, args: Any, kwargs: Any, weight: Weight) -> Tensor | None:
         """A weight given a dimension of the batch's size: one equal row for each example."""

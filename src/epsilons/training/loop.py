@@ -30,7 +30,7 @@ from epsilons.training.inspection import inspect_refresh
 from epsilons.training.interrupt import Interrupted
 from epsilons.training.keys import Streams, destroy_keys, kept_key, new_key
 from epsilons.training.sampling import batch_of
-from epsilons.training.step import charged_norms, private_step
+from epsilons.training.step import charged_norms, taken_step
 
 RANGE = 32  # steps charged ahead at most
 CHECKPOINT_SECONDS = 30.0
@@ -194,13 +194,6 @@ class Loop:
         torch.manual_seed(state.streams.loss_seed(step))
         indices = poisson_draw(state.streams.sampling, self.plan.n, phase.sample_rate)
         batch = to_device(batch_of(self.train, indices), self.where) if len(indices) else None
-        losses: list[Tensor] = []
-
-        def watched(model: nn.Module, part: Any) -> Tensor:
-            found = self.loss_fn(model, part)
-            losses.append(found.detach())
-            return found
-
         if len(state.followed):
             followed = gradient_norms(
                 state.model,
@@ -209,10 +202,10 @@ class Loop:
                 batch_size=self.pass_batch,
                 seed=state.streams.pass_seed(step),
             )
-        norms = private_step(
+        taken = taken_step(
             state.model,
             state.optimizer,
-            watched,
+            self.loss_fn,
             batch,
             phase,
             noise=_Witnessed(GridNoise(state.streams.noise), self.releases, step),
@@ -220,10 +213,10 @@ class Loop:
             micro_batch=self.micro_batch,
         )
         if len(indices):
-            self.loss = float(torch.cat(losses).mean())
+            self.loss = float(taken.losses.mean())
         if state.scheduler is not None:
             state.scheduler.step()
-        found = norms.cpu().numpy()
+        found = taken.norms.cpu().numpy()
         self._note_non_finite(step, indices.numpy()[~np.isfinite(found)])
         if self.plan.clipping == "max" and self._held_at == step and not self.journal.random:
             self._expect_charged(step, indices.numpy(), found)

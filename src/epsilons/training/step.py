@@ -14,8 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from epsilons.accounting.plan import Phase, Plan
+from epsilons.accounting.sums import pass_size, sum_remainder
 from epsilons.gradients.clip_factors import NORM_ERROR
-from epsilons.gradients.norms import LossFn, check_loss_fn, clipped_gradients_of, trainable
+from epsilons.gradients.norms import (
+    Clipped,
+    LossFn,
+    check_loss_fn,
+    clipped_pass,
+    example_count,
+    trainable,
+)
 from epsilons.noise.grid import rounding_charge
 
 Bounds = float | Tensor | NDArray[np.float64]
@@ -52,9 +60,29 @@ def private_step(
 
     The gradient left in `.grad` is (Σ clipped + N(0, noise_std²)) / batch_size, with the
     *expected* batch size: the number really drawn is private. Clipping leaves room for the
-    rounding of the sum to the noise's grid, so that no example moves it by more than its bound.
-    Without noise (`clipping="none"`) the bounds are taken as they are, up to ∞.
+    rounding of the sum, so that no example moves it by more than its bound. Without noise
+    (`clipping="none"`) the bounds are taken as they are, up to ∞.
+
+    `micro_batch`: the most examples in memory at once. With the plan's `sums="float64"` every pass
+    has one size, by default a little more than the expected batch.
     """
+    return taken_step(
+        model, optimizer, loss_fn, batch, plan, noise=noise, bounds=bounds, micro_batch=micro_batch
+    ).norms
+
+
+def taken_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_fn: LossFn,
+    batch: Any,
+    plan: Plan | Phase,
+    *,
+    noise: Noise,
+    bounds: Bounds | None = None,
+    micro_batch: int | None = None,
+) -> Clipped:
+    """`private_step`, with the losses; its sums are used up."""
     check_loss_fn(loss_fn)
     parameters = trainable(model)
     check_optimizer(model, optimizer, parameters)
@@ -65,20 +93,38 @@ def private_step(
         )
     limits = _limits(plan, bounds)
     if batch is None:
+        nobody = torch.empty(0, dtype=torch.float64)
         sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
-        norms = torch.empty(0, dtype=torch.float64)
+        found = Clipped(sums, nobody, nobody)
     else:
+        _check_size(plan, example_count(batch))
         if plan.noise_std > 0:
-            size = sum(p.numel() for p in parameters.values())
-            limits = _with_room(limits, plan, size)
-        sums, norms = clipped_gradients_of(
-            parameters, model, loss_fn, batch, limits, micro_batch=micro_batch
+            limits = _with_room(limits, plan, sum(p.numel() for p in parameters.values()))
+        size = pass_examples(plan, micro_batch)
+        found = clipped_pass(
+            parameters, model, loss_fn, batch, limits, micro_batch=size, sums=plan.sums
         )
-    noisy = noise.added_to(sums, plan.noise_std, plan.batch_size)
+    noisy = noise.added_to(found.sums, plan.noise_std, plan.batch_size)
     for name, parameter in parameters.items():
         parameter.grad = noisy[name].to(parameter)
     optimizer.step()
-    return norms
+    return found
+
+
+def pass_examples(plan: Plan | Phase, micro_batch: int | None) -> int | None:
+    """How many examples each pass of a step takes; None: all there are."""
+    if plan.sums == "float32":
+        return micro_batch
+    size = pass_size(plan.batch_size)
+    return size if micro_batch is None else min(size, micro_batch)
+
+
+def _check_size(plan: Plan | Phase, count: int) -> None:
+    if plan.sums == "float64" and count > plan.max_batch:
+        raise ValueError(
+            f"a batch has more than {plan.max_batch} examples, which a Poisson draw of the plan "
+            "exceeds with probability 2⁻⁸⁰; expected a batch drawn at its rate (PoissonLoader)"
+        )
 
 
 def check_optimizer(
@@ -117,16 +163,25 @@ def charged_norms(
 ) -> NDArray[np.float64]:
     """Norms to be recorded: no less than what an example can add to the sum that is released.
 
-        ‖g_i‖ · (1 + 2e-5) + g·√d
+        ‖g_i‖ · (1 + 2e-5) + g·√d + remainder
 
     The first term covers the rounding of the norms, the second that of the sum to the noise's
-    grid, for d parameters. `plan` is a plan without phases, or `plan.phase(step)`.
+    grid, for d parameters, the third that of the float64 sum itself (`sum_remainder`). `plan` is a
+    plan without phases, or `plan.phase(step)`.
     """
     _expect_one_phase(plan)
     if plan.noise_std == 0:
         return norms
     size = sum(p.numel() for p in trainable(model).values())
-    return norms * (1 + NORM_ERROR) + rounding_charge(plan.noise_std, size)
+    return norms * (1 + NORM_ERROR) + _room(plan, size)
+
+
+def _room(plan: Plan | Phase, size: int) -> float:
+    """What the rounding of `size` sums, and then to the noise's grid, may add."""
+    charge = rounding_charge(plan.noise_std, size)
+    if plan.sums == "float32":
+        return charge
+    return charge + sum_remainder(plan.max_batch, plan.max_grad_norm)
 
 
 def _expect_one_phase(plan: Plan | Phase) -> None:
@@ -153,7 +208,7 @@ def _limits(plan: Plan | Phase, bounds: Bounds | None) -> Bounds:
 
 
 def _with_room(bounds: Bounds, plan: Plan | Phase, size: int) -> float | Tensor:
-    """The bounds less what the rounding of `size` sums to the noise's grid may add."""
+    """The bounds less what the rounding of `size` sums may add."""
     if isinstance(bounds, (int, float)):
         least = most = bounds
     else:
@@ -163,7 +218,7 @@ def _with_room(bounds: Bounds, plan: Plan | Phase, size: int) -> float | Tensor:
         raise ValueError(
             f"a bound exceeds max_grad_norm={plan.max_grad_norm}, which the plan charges for"
         )
-    charge = rounding_charge(plan.noise_std, size)
+    charge = _room(plan, size)
     if least < charge:
         raise ValueError(
             f"a bound is below the rounding of the noise's grid for {size} parameters; "

@@ -28,7 +28,15 @@ from epsilons.gradients.rules.contractions import (
     weight_gradient,
 )
 from epsilons.gradients.rules.linear import CANCELLATION
-from epsilons.gradients.rules.registry import GradientRule, chunks, norm_rule, precise, square_norms
+from epsilons.gradients.rules.registry import (
+    GradientRule,
+    chunks,
+    materialized_sum,
+    norm_rule,
+    precise,
+    replace_cancelled,
+    square_norms,
+)
 
 # Nanoseconds on one core, fitted to thirty shapes: only their ratios matter, and only for speed.
 _FLOP, _COPY, _ADD, _WRITE, _GROUPED, _IMAGE = 1 / 85, 1.2, 0.6, 1.0, 2.2, 1000.0
@@ -138,13 +146,16 @@ class Conv(GradientRule):
         products = patches(source, grads, self.geometry).mul_(gram(grads.flatten(2).mT))
         squares = products.sum((1, 2))
         cancelled = squares < CANCELLATION * products.diagonal(dim1=1, dim2=2).sum(1)
-        if bool(cancelled.any()):
-            squares[cancelled] = square_norms(self.rows(cancelled).gradients(g[cancelled]))
+        replace_cancelled(squares, cancelled, self, g)
         return squares
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
         source, grads, per_example = self._images(g)
-        scale = factors.to(grads.dtype).repeat_interleave(per_example)
+        if factors.dtype == torch.float64:
+            groups, kernel = self.geometry.groups, self.geometry.kernel
+            size = math.prod((grads.shape[1], source.shape[1] // groups, *kernel))
+            return materialized_sum(self, g, factors, size)
+        scale = factors.repeat_interleave(per_example)
         scale = scale.view(-1, *[1] * (grads.dim() - 1))
         if source.numel() < grads.numel():
             source = source * scale

@@ -12,9 +12,9 @@ so three sums over R_o stand for a pass of the derivative per example.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -24,25 +24,64 @@ from epsilons.gradients.rules.conv import Conv
 from epsilons.gradients.rules.linear import CANCELLATION
 from epsilons.gradients.rules.registry import GradientRule, chunks, square_norms
 
+if TYPE_CHECKING:
+    from epsilons.gradients.parameter_use import Weight
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """What was found about the gradients of a standardised weight, by example."""
+
+    derivation: Standardised
+    squares: Tensor  # of the pulled-back gradients: (B,)
+    cancelled: Tensor  # where they aren't to be trusted: (B,)
+    along: Tensor  # ⟨ŵ_o, R_o⟩: (B, o)
+    totals: Tensor  # ⟨1, R_o⟩: (B, o)
+
+    def rows(self, chosen: Tensor) -> ClosedForm:
+        """The same for some of the examples."""
+        columns = (self.squares, self.cancelled, self.along, self.totals)
+        return ClosedForm(self.derivation, *(column[chosen] for column in columns))
+
+    def pulled_back(self, total: Tensor, factors: Tensor) -> Iterator[tuple[Weight, Tensor]]:
+        """Sums for w and the gain, from `total` Σ_i factors_i R_i; in the factors' dtype.
+
+        Both are linear in R, so that the sums of ⟨ŵ, R⟩ and ⟨1, R⟩ stand for those of R.
+        """
+        its = self.derivation
+        along, ones = (
+            (factors @ column.to(factors.dtype)).unsqueeze(1)
+            for column in (self.along, self.totals)
+        )
+        rows, length = its.rows.to(factors.dtype), its.rows.shape[1]
+        scale = its.factor.to(factors.dtype) * its.rstd.to(factors.dtype)
+        centred = total.reshape(rows.shape) - ones / length - rows * (along / length)
+        yield its.source, centred.mul_(scale)
+        if its.gain_source is not None:
+            gain = its.gain.to(factors.dtype) * along
+            yield its.gain_source, gain.view(its.gain_source.tensor.shape)
+
 
 @dataclass(frozen=True)
 class Standardised:
     """Ŵ = factor·ŵ by rows; `gain` is ∂factor/∂(trained gain), 0 if there is none."""
 
+    source: Weight  # w: (o, F)
     rows: Tensor  # ŵ: (o, F)
     rstd: Tensor  # (o, 1)
     factor: Tensor  # (o, 1)
     gain: Tensor  # (o, 1)
+    gain_source: Weight | None = None
 
     def products(self, rule: GradientRule, g: Tensor) -> tuple[Tensor, Tensor] | None:
         """⟨ŵ_o, R_o⟩ and ⟨1, R_o⟩ without R, (B, o) each; None where R is materialized anyway."""
         found = rule.filter_products(g) if isinstance(rule, Conv) else None
         return None if found is None else (found[0] / self.factor.squeeze(1), found[1])
 
-    def square_norms(
+    def closed_form(
         self, rule: GradientRule, g: Tensor, products: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor]:
-        """Squared norms (B,) of a rule's pulled-back gradients, and where they cancelled."""
+    ) -> ClosedForm:
+        """Squared norms of a rule's pulled-back gradients, and where they cancelled."""
         scale = (self.factor * self.rstd).squeeze(1)
         if products is not None and isinstance(rule, Conv):
             squares = rule.square_norms(g * scale.view(-1, *[1] * (g.dim() - 3)))
@@ -59,7 +98,8 @@ class Standardised:
         lost = (totals.square() + share * along.square()) * scale.square()
         kept = squares - lost.sum(1) / self.rows.shape[1]
         gain = (self.gain.squeeze(1) * along).square().sum(1)
-        return kept + gain, ~(kept >= CANCELLATION * squares)
+        cancelled = ~(kept >= CANCELLATION * squares)
+        return ClosedForm(self, kept + gain, cancelled, along, totals)
 
     def _by_filter(self, r: Tensor, with_sums: bool) -> tuple[Tensor, ...]:
         """‖R_o‖², and if asked ⟨ŵ_o, R_o⟩ and ⟨1, R_o⟩, (B, o) each."""
@@ -76,11 +116,12 @@ class Standardised:
 class Scalar:
     """A trained factor per row: a parameter times a number."""
 
+    source: Weight
     scale: float
 
 
 Derivation = Standardised | Scalar
-Known = Callable[[Any], tuple[bool, Derivation | None]]
+Known = Callable[[Any], "Weight | None"]
 
 
 def derivation(
@@ -92,16 +133,16 @@ def derivation(
 ) -> Derivation | None:
     """What is known about the result of an operation on weights; None if nothing special.
 
-    `known(tensor)` says whether a tensor is a parameter (or its entries in another order), and
-    what derivation it has otherwise.
+    `known(tensor)` gives a tensor's `Weight`, if it is one.
     """
     name = getattr(function, "__name__", "")
     if function is F.layer_norm:
         return _layer_norm(*args, out=out, known=known, **kwargs)
     if name in ("view", "view_as", "reshape", "reshape_as", "unflatten", "contiguous"):
-        shape = known(args[0])[1]
-        kept = isinstance(shape, Standardised) and out.shape[0] == len(shape.rows)
-        return shape if kept else None
+        weight = known(args[0])
+        found = None if weight is None else weight.derivation
+        kept = isinstance(found, Standardised) and out.shape[0] == len(found.rows)
+        return found if kept else None
     if name in ("mul", "__mul__", "__rmul__") and len(args) == 2:
         return _product(args[0], args[1], known) or _product(args[1], args[0], known)
     return None
@@ -117,29 +158,43 @@ def _layer_norm(
     out: Tensor,
     known: Known,
 ) -> Standardised | None:
-    whole_rows = input.dim() == 2 and len(normalized_shape) == 1
-    if not (known(input)[0] and whole_rows and weight is None and bias is None):
+    source = known(input)
+    whole_rows = input.dim() == 2 and len(normalized_shape) == 1 and weight is None and bias is None
+    if source is None or not source.rearranged or not whole_rows:
         return None
     rstd = (input.detach().var(1, correction=0, keepdim=True) + eps).rsqrt()
-    return Standardised(out.detach(), rstd, torch.ones_like(rstd), torch.zeros_like(rstd))
+    return Standardised(source, out.detach(), rstd, torch.ones_like(rstd), torch.zeros_like(rstd))
 
 
 def _product(left: Any, right: Any, known: Known) -> Derivation | None:
-    parameter, shape = known(left)
-    if isinstance(shape, Standardised):
-        return _scaled(shape, right, known)
-    if isinstance(right, (int, float)) and (parameter or isinstance(shape, Scalar)):
-        return Scalar(right * (shape.scale if isinstance(shape, Scalar) else 1.0))
+    weight = known(left)
+    if weight is None:
+        return None
+    if isinstance(weight.derivation, Standardised):
+        return _scaled(weight.derivation, right, known)
+    if isinstance(right, (int, float)):
+        if isinstance(weight.derivation, Scalar):
+            return replace(weight.derivation, scale=right * weight.derivation.scale)
+        return Scalar(weight, right) if weight.rearranged else None
     return None
 
 
-def _scaled(shape: Standardised, by: Any, known: Known) -> Standardised | None:
-    if isinstance(by, Tensor) and by.shape != shape.factor.shape:
+def _scaled(standardised: Standardised, by: Any, known: Known) -> Standardised | None:
+    if isinstance(by, Tensor) and by.shape != standardised.factor.shape:
         return None
     if isinstance(by, (int, float)) or not by.requires_grad:
-        return replace(shape, factor=shape.factor * by, gain=shape.gain * by)
-    parameter, factor = known(by)
-    scale = factor.scale if isinstance(factor, Scalar) else float(parameter)
-    if not scale or bool(shape.gain.any()):
+        factor, gain = standardised.factor * by, standardised.gain * by
+        return replace(standardised, factor=factor, gain=gain)
+    weight = known(by)
+    if weight is None or standardised.gain_source is not None:
         return None
-    return replace(shape, factor=shape.factor * by.detach(), gain=shape.factor * scale)
+    found = weight.derivation
+    scalar = found if isinstance(found, Scalar) else Scalar(weight, float(weight.rearranged))
+    if not scalar.scale:
+        return None
+    return replace(
+        standardised,
+        factor=standardised.factor * by.detach(),
+        gain=standardised.factor * scalar.scale,
+        gain_source=scalar.source,
+    )

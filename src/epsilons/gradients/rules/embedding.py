@@ -41,18 +41,26 @@ class Embedding(GradientRule):
     def square_norms(self, g: Tensor) -> Tensor:
         ids, g = self.positions(g)
         kind = g.dtype
-        if ids.shape[1] > _LONG:
-            g = g.double()
-        owner = torch.arange(len(g), device=g.device).unsqueeze(1)
-        keys, place = torch.unique(owner * self.vocabulary + ids, return_inverse=True)
-        rows = g.new_zeros(len(keys), g.shape[2]).index_add_(0, place.flatten(), g.flatten(0, 1))
-        squares = g.new_zeros(len(g))
+        keys, rows = self._rows_of_ids(ids, g.double() if ids.shape[1] > _LONG else g)
+        squares = rows.new_zeros(len(g))
         return squares.index_add_(0, keys // self.vocabulary, rows.square().sum(1)).to(kind)
+
+    def _rows_of_ids(self, ids: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows of an example's gradient that aren't zero, (rows, d), and example·V + id."""
+        example = torch.arange(len(g), device=g.device).unsqueeze(1)
+        keys, row = torch.unique(example * self.vocabulary + ids, return_inverse=True)
+        return keys, g.new_zeros(len(keys), g.shape[2]).index_add_(
+            0, row.flatten(), g.flatten(0, 1)
+        )
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
         ids, g = self.positions(g)
-        g = g * factors.to(g.dtype)[:, None, None]
-        total = g.new_zeros(self.vocabulary, g.shape[2])
+        total = factors.new_zeros(self.vocabulary, g.shape[2])
+        if factors.dtype == torch.float64:  # first by example: its positions may cancel
+            keys, rows = self._rows_of_ids(ids, g.double())
+            rows *= factors[keys // self.vocabulary].unsqueeze(1)
+            return total.index_add_(0, keys % self.vocabulary, rows)
+        g = g * factors[:, None, None]
         return total.index_add_(0, ids.flatten(), g.flatten(0, 1))
 
 

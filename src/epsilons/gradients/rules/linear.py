@@ -10,7 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from epsilons.gradients.rules.contractions import gram, summed_products
-from epsilons.gradients.rules.registry import GradientRule, chunks, norm_rule, precise, square_norms
+from epsilons.gradients.rules.registry import (
+    GradientRule,
+    chunks,
+    materialized_sum,
+    norm_rule,
+    precise,
+    replace_cancelled,
+    square_norms,
+)
 
 _FEW = 2**18  # numbers that are materialized sooner than a ghost norm's calls are made
 CANCELLATION = 1e-2  # below this share of Σ_t‖a_t‖²‖g_t‖², a float32 Gram form errs above 1e-5
@@ -62,8 +70,12 @@ class Linear(GradientRule):
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
         assert self.data is not None
-        a, g = _rows(precise(self.data)), _rows(precise(g))
-        each = factors.to(g.dtype).repeat_interleave(g.shape[0] // factors.shape[0]).unsqueeze(1)
+        a, g = precise(self.data), precise(g)
+        positions = g.numel() // (g.shape[0] * g.shape[-1]) if g.numel() else 1
+        if positions > 1 and factors.dtype == torch.float64:
+            return materialized_sum(self, g, factors, a.shape[-1] * g.shape[-1])
+        a, g = _rows(a).to(factors.dtype), _rows(g).to(factors.dtype)
+        each = factors.repeat_interleave(positions).unsqueeze(1)
         a, g = (a * each, g) if a.shape[1] < g.shape[1] else (a, g * each)
         return a.mT @ g if self.transposed else g.mT @ a
 
@@ -93,8 +105,7 @@ def _ghost(a: Tensor, g: Tensor) -> Tensor:
     products = gram(a).mul_(gram(g))
     squares = products.sum((1, 2))
     cancelled = squares < CANCELLATION * products.diagonal(dim1=1, dim2=2).sum(1)
-    if bool(cancelled.any()):
-        squares[cancelled] = _materialized(a[cancelled], g[cancelled])
+    replace_cancelled(squares, cancelled, Linear(a), g)
     return squares
 
 

@@ -46,7 +46,11 @@ class GradientRule(ABC):
         return square_norms(self.gradients(g))
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
-        """Σ_i factors_i · gradient_i, of the weight's shape; factors: (B,)."""
+        """Σ_i factors_i · gradient_i, of the weight's shape and the factors' dtype; factors: (B,).
+
+        In float64, what one example adds must be a function of its own rows of `data` and g, to the
+        last bit: contract over examples only what is exact in float64, else `materialized_sum`.
+        """
         return weighted(self.gradients(g), factors)
 
     def materializes(self, g: Tensor) -> bool:
@@ -131,11 +135,32 @@ def _short_squares(rows: Tensor) -> Tensor:
 
 
 def weighted(gradients: Tensor, factors: Tensor) -> Tensor:
-    """Σ_i factors_i · gradients_i."""
+    """Σ_i factors_i · gradients_i, multiplied and added in the factors' dtype."""
     rows, back = _as_in_memory(gradients)
     count, *shape = rows.shape
-    total = (factors.to(rows.dtype) @ rows.reshape(count, math.prod(shape))).view(shape)
+    flat = rows.reshape(count, math.prod(shape))
+    if flat.dtype == factors.dtype:
+        total = factors @ flat
+    else:
+        total = factors.new_empty(flat.shape[1])
+        width = max(1, SCRATCH_BYTES // max(1, factors.element_size() * count))
+        for start in range(0, flat.shape[1], width):
+            part = slice(start, start + width)
+            torch.mv(flat[:, part].to(factors.dtype).mT, factors, out=total[part])
+    total = total.view(shape)
     return total if back is None else total.permute(back).contiguous()
+
+
+def materialized_sum(rule: GradientRule, g: Tensor, factors: Tensor, size: int) -> Tensor:
+    """Σ_i factors_i · gradient_i from gradients materialized some at a time; `size` numbers each.
+
+    Every part has the same shape, so that a gradient's bits don't depend on where it stands.
+    """
+    first, *others = chunks(len(g), 4 * size)
+    total = weighted(rule.rows(first).gradients(g[first]), factors[first])
+    for part in others:
+        total += weighted(rule.rows(part).gradients(g[part]), factors[part])
+    return total
 
 
 def _as_in_memory(gradients: Tensor) -> tuple[Tensor, list[int] | None]:
@@ -154,7 +179,19 @@ def order_in_memory(gradients: Tensor) -> list[int]:
     return [0, *sorted(range(1, gradients.dim()), key=gradients.stride, reverse=True)]
 
 
+def replace_cancelled(squares: Tensor, cancelled: Tensor, rule: GradientRule, g: Tensor) -> None:
+    """Take the squared norms that cancelled from materialized gradients, in place.
+
+    One example at a time, so that its norm doesn't depend on how many others there are.
+    """
+    if bool(cancelled.any()):
+        for i in cancelled.nonzero().flatten().tolist():
+            squares[i] = square_norms(rule.rows(slice(i, i + 1)).gradients(g[i : i + 1]))[0]
+
+
 def chunks(count: int, bytes_each: int) -> list[slice]:
-    """Ranges of examples that keep scratch below `SCRATCH_BYTES` (one example at least)."""
-    size = max(1, SCRATCH_BYTES // max(1, bytes_each))
-    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+    """Equal ranges of examples that keep scratch below `SCRATCH_BYTES` (one example at least)."""
+    size = min(count, max(1, SCRATCH_BYTES // max(1, bytes_each)))
+    while size > 1 and count % size:
+        size -= 1
+    return [slice(start, start + size) for start in range(0, count, size)] if count else []

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from epsilons.gradients.rules.embedding import Embedding
 from epsilons.gradients.rules.linear import CANCELLATION, Linear
-from epsilons.gradients.rules.registry import GradientRule, chunks, square_norms
+from epsilons.gradients.rules.registry import GradientRule, materialized_sum, replace_cancelled
 
 Pair = tuple[GradientRule, Tensor]  # a rule and the output gradient it is to be applied to
 
@@ -66,14 +66,13 @@ class Tied(GradientRule):
         logits = q.gather(2, ids.unsqueeze(1).expand(-1, q.shape[1], -1))  # q_s[id_t]: (B, S, T)
         apart = table.square_norms(its) + linear.square_norms(self.mapped[1])
         squares = apart + 2 * (logits * torch.bmm(a, g.mT)).sum((1, 2))
-        cancelled = (squares < CANCELLATION * apart).nonzero().flatten()
-        for part in chunks(len(cancelled), 8 * table.vocabulary * g.shape[2]):
-            some = cancelled[part]
-            squares[some] = square_norms(self.rows(some).gradients(its[some]))
+        replace_cancelled(squares, squares < CANCELLATION * apart, self, its)
         return squares
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
         (table, its), (linear, q) = self.looked_up, self.mapped
+        if factors.dtype == torch.float64:  # both may be much larger than their sum
+            return materialized_sum(self, g, factors, table.vocabulary * its.shape[-1])
         return table.weighted_sum(its, factors) + linear.weighted_sum(q, factors)
 
 
