@@ -1,7 +1,7 @@
-"""What secure noise costs: per coordinate beside torch.randn, and per step of a ResNet20.
+"""What secure noise costs per coordinate, beside torch.randn.
 
-Each line takes the best of interleaved rounds in one process. Two figures to hold: at most 8 ns
-per coordinate from 10,000 on, and at most 10 % of a private step.
+Each line takes the best of interleaved rounds in one process. The figure to hold: at most 8 ns per
+coordinate from 10,000 on. Its share of a private step is in `norms.py`, part `noise`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,11 @@ import tracemalloc
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from epsilons import Plan
-from epsilons.models import resnet20
-from epsilons.noise.grid import SecureNoise
-from epsilons.training import private_step, supervised
+from epsilons.noise import SecureNoise
 
 STD = 1.3
-BATCH = 64
 
 
 def best(rounds: int, **peers: Callable[[], object]) -> dict[str, float]:
@@ -57,36 +53,11 @@ def per_coordinate(count: int, rounds: int, *, tensors: int = 1, threads: int = 
     )
 
 
-def per_step(rounds: int) -> None:
-    model = resnet20(channels=1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    loss_fn = supervised(nn.CrossEntropyLoss(reduction="none"))
-    batch = [torch.randn(BATCH, 1, 28, 28), torch.randint(10, (BATCH,))]
-    plan = Plan(
-        n=1000, batch_size=BATCH, steps=1, noise_multiplier=STD, max_grad_norm=1.0, delta=1e-5
-    )
-    noise = SecureNoise()
-    sums = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-    seconds = best(
-        rounds,
-        step=lambda: private_step(model, optimizer, loss_fn, batch, plan, noise=noise),
-        secure=lambda: noise.added_to(sums, plan.noise_std),
-        randn=lambda: float_noise(sums),
-    )
-    print(
-        f"ResNet20-GN, {sum(p.numel() for p in model.parameters()):,} parameters, 28×28, batch "
-        f"{BATCH}: step {seconds['step'] * 1e3:.0f} ms, secure noise {seconds['secure'] * 1e3:.1f} "
-        f"ms = {seconds['secure'] / seconds['step']:.1%} of it; torch.randn "
-        f"{seconds['randn'] * 1e3:.1f} ms, ratio {seconds['secure'] / seconds['randn']:.2f}"
-    )
-
-
 if __name__ == "__main__":
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads for a step")
+    print(f"torch {torch.__version__}")
     per_coordinate(1_000, 200)
     per_coordinate(270_000, 30)
     for threads in sorted({1, torch.get_num_threads()}):
         per_coordinate(1_000_000, 30, threads=threads)
         per_coordinate(10_000, 30, tensors=60, threads=threads)
     per_coordinate(10_000_000, 4)
-    per_step(6)

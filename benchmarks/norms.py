@@ -1,19 +1,27 @@
-"""Norm pass and private step beside Opacus and torch.func, as ratios to plain training.
+"""Norm pass and private step beside Opacus, torch.func and Opake, as ratios to plain training.
 
-One process, methods interleaved, two threads; small models get more rounds. A figure is the median
-of the ratios within a round, which a busy machine disturbs least; in brackets is the ratio of the
-least times. All of it takes half an hour; `--seconds 2` is for a first look. Memory is the
-high-water mark of tensor bytes that a call adds, relative to the plain call's.
+Methods take turns in one process: in a round each runs once, in random order. A figure is the
+median of the ratios to plain within a round, which a busy machine disturbs least; in brackets is
+the ratio of the least times. Peers slower than five times plain run in one or two rounds only. Ours
+draws secure noise, the peers draw torch's. The parts, chosen by `--what`:
 
-`launch` has tiny tensors, a batch of two and one thread, so that the number of calls counts and not
-the work, as on a GPU.
+    norms    every example's gradient norm ÷ forward and backward pass
+    step     private step ÷ step of SGD
+    launch   both with tiny tensors, a batch of two and one thread: the number of calls counts and
+             not the work, as on a GPU
+    memory   high-water mark of tensor bytes that a norm pass or a step adds ÷ the plain one's
+    noise    secure noise as a share of the step that draws it
+    linear   time of a norm pass per example at three batch sizes
+
+A line of norms, step or launch takes `--seconds`, and as long as its peers need for `--rounds`:
+with the defaults all of it takes 25 minutes; `--seconds 1 --rounds 1` is for a first look.
 
 How often the C library returns freed memory to the system changes all figures. This script leaves
 it as it is; to keep freed memory, set both variables for the whole process:
 
     MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=1073741824 python benchmarks/norms.py
-        [--models mlp,wrn16-4] [--rounds 25] [--seconds 20]
-        [--what norms,step,memory,linear,launch] [--only epsilons,ghost]
+        [--what norms,step] [--models mlp,wrn16-4] [--only epsilons,ghost] [--seconds 60]
+        [--rounds 3] [--threads 2]
 """
 
 from __future__ import annotations
@@ -21,33 +29,32 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import random
 import statistics
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import torch
 import torch.nn.functional as F
-from opacus import GradSampleModule
-from opacus.grad_sample import GradSampleModuleFastGradientClipping
-from opacus.grad_sample.gsm_exp_weights import GradSampleModuleExpandedWeights
-from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
-from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
+import peers
 from epsilons import Plan
-from epsilons.gradients.norms import batch_norms
+from epsilons.gradients import gradient_norms
 from epsilons.models import mlp, resnet20, tanh_cnn, wide_resnet
 from epsilons.noise import SecureNoise
 from epsilons.training import private_step, supervised
+from peers import BOUND, NOISE, Call, Method, sgd
 
-Call = Callable[[], Any]
-BOUND, NOISE, RATE = 1.0, 1.0, 1e-6
 CLASSES, VOCABULARY, LENGTH = 10, 1000, 64
+SLOW = {1: 20, 2: 5}  # after so many rounds, a peer slower than so many times plain stops
+
+loss_fn = supervised(nn.CrossEntropyLoss(reduction="none"))
 
 
 class Block(nn.Module):
@@ -90,181 +97,186 @@ def _sentences(length: int) -> Callable[[int], Tensor]:
     return lambda count: torch.randint(0, VOCABULARY, (count, length))
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor], int, int]] = {
-    "tanh-cnn": (tanh_cnn, _images(1, 28), 256, 256),
-    "mlp": (lambda: mlp(784, CLASSES), _images(1, 28), 256, 1024),
-    "resnet20": (lambda: resnet20(channels=1), _images(1, 28), 64, 64),
-    "transformer": (Transformer, _sentences(LENGTH), 32, 32),
-    "wrn16-4": (wide_resnet, _images(3, 32), 16, 16),
-}  # build, inputs, batch of the norm pass, batch of the step
-TINY = {
-    "resnet20": (lambda: resnet20(channels=1), _images(1, 8)),
-    "transformer": (lambda: Transformer(16), _sentences(8)),
-    "wrn16-4": (wide_resnet, _images(3, 8)),
-}
+class Task(NamedTuple):
+    """A model, random inputs for it, and the batch sizes of norm pass and step.
 
-loss_fn = supervised(nn.CrossEntropyLoss(reduction="none"))
-
-
-def norm_passes(build: Callable[[], nn.Module], x: Tensor, y: Tensor) -> dict[str, Call]:
-    """The calls that end with every example's norm, and the plain one."""
-    plain, ours, single = build(), build(), build()
-    hooks = GradSampleModule(build(), loss_reduction="sum")
-    ghost = GradSampleModuleFastGradientClipping(
-        build(), loss_reduction="sum", max_grad_norm=BOUND, use_ghost_clipping=True
-    )
-    weights = GradSampleModuleExpandedWeights(build(), loss_reduction="sum")
-    gradients = _per_example(single)
-    parameters = dict(single.named_parameters())
-
-    def run_plain() -> None:
-        plain.zero_grad()
-        loss_fn(plain, (x, y)).sum().backward()
-
-    def run_samples(model: Any) -> Tensor:
-        model.zero_grad()
-        F.cross_entropy(model(x), y, reduction="sum").backward()
-        return _lengths([p.grad_sample for p in model.parameters()])
-
-    def run_ghost() -> Tensor:
-        ghost.zero_grad()
-        F.cross_entropy(ghost(x), y, reduction="sum").backward()
-        return ghost.get_norm_sample()
-
-    return {
-        "plain": run_plain,
-        "epsilons": lambda: batch_norms(ours, loss_fn, (x, y)),
-        "hooks": lambda: run_samples(hooks),
-        "ghost": run_ghost,
-        "ew": lambda: run_samples(weights),
-        "vmap": lambda: _lengths(list(gradients(parameters, x, y).values())),
-    }
-
-
-def steps(build: Callable[[], nn.Module], x: Tensor, y: Tensor) -> dict[str, Call]:
-    """One optimizer step each: plain SGD, and private with clipping and noise.
-
-    Ours draws secure noise; the peers draw torch's.
+    A norm pass goes over several batches where one is so fast that what our pass does once, saving
+    and restoring the random generators, would count as if it were done for every batch.
     """
-    plain, ours, single = build(), build(), build()
-    plain_optimizer, our_optimizer = _sgd(plain), _sgd(ours)
-    hooks = GradSampleModule(build(), loss_reduction="mean")
-    weights = GradSampleModuleExpandedWeights(build(), loss_reduction="mean")
-    ghost = GradSampleModuleFastGradientClipping(
-        build(), loss_reduction="mean", max_grad_norm=BOUND, use_ghost_clipping=True
-    )
-    options = {"noise_multiplier": NOISE, "max_grad_norm": BOUND, "expected_batch_size": len(x)}
-    hooks_optimizer = DPOptimizer(_sgd(hooks), **options)
-    weights_optimizer = DPOptimizer(_sgd(weights), **options)
-    ghost_optimizer = DPOptimizerFastGradientClipping(_sgd(ghost), **options)
-    ghost_loss = DPLossFastGradientClipping(
-        ghost, ghost_optimizer, nn.CrossEntropyLoss(reduction="mean")
-    )
-    gradients = _per_example(single)
-    parameters = dict(single.named_parameters())
-    single_optimizer = _sgd(single)
-    plan = Plan(
-        n=100 * len(x), batch_size=len(x), epochs=1, noise_multiplier=NOISE, max_grad_norm=BOUND,
-        delta=1e-5,
-    )  # fmt: skip
-    secure = SecureNoise()
 
-    def run_plain() -> None:
-        plain_optimizer.zero_grad()
-        (loss_fn(plain, (x, y)).sum() / len(x)).backward()
-        plain_optimizer.step()
+    build: Callable[[], nn.Module]
+    inputs: Callable[[int], Tensor]
+    norm_batch: int
+    step_batch: int
+    batches: int = 1
 
-    def run_ours() -> None:
-        private_step(ours, our_optimizer, loss_fn, (x, y), plan, noise=secure)
 
-    def run_opacus(model: Any, optimizer: Any) -> None:
+MODELS = {
+    "tanh-cnn": Task(tanh_cnn, _images(1, 28), 256, 256),
+    "mlp": Task(lambda: mlp(784, CLASSES), _images(1, 28), 256, 1024, batches=4),
+    "resnet20": Task(lambda: resnet20(channels=1), _images(1, 28), 64, 64),
+    "transformer": Task(Transformer, _sentences(LENGTH), 32, 32),
+    "wrn16-4": Task(wide_resnet, _images(3, 32), 16, 16),
+}
+TINY = {
+    "resnet20": Task(lambda: resnet20(channels=1), _images(1, 8), 2, 2, batches=8),
+    "transformer": Task(lambda: Transformer(16), _sentences(8), 2, 2, batches=8),
+    "wrn16-4": Task(wide_resnet, _images(3, 8), 2, 2, batches=8),
+}
+NOISE_SHARE = ("resnet20", "wrn16-4")
+PARTS = ("norms", "step", "launch", "memory", "noise", "linear")
+
+
+def plain_pass(model: nn.Module, x: Tensor, y: Tensor) -> Call:
+    def run() -> None:
+        model.zero_grad()
+        loss_fn(model, (x, y)).sum().backward()
+
+    return run
+
+
+def plain_step(model: nn.Module, x: Tensor, y: Tensor) -> Call:
+    optimizer = sgd(model)
+
+    def run() -> None:
         optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
+        loss_fn(model, (x, y)).mean().backward()
         optimizer.step()
 
-    def run_ghost() -> None:
-        ghost_optimizer.zero_grad()
-        ghost_loss(ghost(x), y).backward()
-        ghost_optimizer.step()
-
-    def run_vmap() -> None:
-        found = gradients(parameters, x, y)
-        factors = (BOUND / _lengths(list(found.values()))).clamp(max=1)
-        sums = {name: torch.tensordot(factors, g, dims=1) for name, g in found.items()}
-        _noisy_step(single, single_optimizer, sums, len(x))
-
-    return {
-        "plain": run_plain,
-        "epsilons": run_ours,
-        "hooks": lambda: run_opacus(hooks, hooks_optimizer),
-        "ghost": run_ghost,
-        "ew": lambda: run_opacus(weights, weights_optimizer),
-        "vmap": run_vmap,
-    }
+    return run
 
 
-def _sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=RATE)
+def our_norms(model: nn.Module, x: Tensor, y: Tensor, *, batches: int = 1) -> Call:
+    data, count = (torch.cat([x] * batches), torch.cat([y] * batches)), len(x)
+    return lambda: torch.from_numpy(gradient_norms(model, loss_fn, data, batch_size=count)[:count])
 
 
-def _noisy_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, sums: dict[str, Tensor], count: int
-) -> None:
-    for name, p in model.named_parameters():
-        p.grad = torch.normal(0.0, NOISE * BOUND, p.shape).add_(sums[name]).div_(count)
-    optimizer.step()
+def repeated(method: Method, batches: int, model: nn.Module, x: Tensor, y: Tensor) -> Call:
+    call = method(model, x, y)
+
+    def run() -> Any:
+        for _ in range(batches):
+            result = call()
+        return result
+
+    return run
 
 
-def _lengths(gradients: list[Tensor]) -> Tensor:
-    squares = [g.reshape(len(g), -1).square().sum(1) for g in gradients]
-    return torch.stack(squares).sum(0).sqrt()
+def our_step(model: nn.Module, x: Tensor, y: Tensor, *, noise: Any = None, **settings: Any) -> Call:
+    """Our private step, with the plan's other `settings`."""
+    optimizer, noise = sgd(model), noise or SecureNoise()
+    plan = Plan(
+        n=100 * len(x), batch_size=len(x), epochs=1, noise_multiplier=NOISE, max_grad_norm=BOUND,
+        delta=1e-5, **settings,
+    )  # fmt: skip
+
+    def run() -> None:
+        private_step(model, optimizer, loss_fn, (x, y), plan, noise=noise)
+
+    return run
 
 
-def _per_example(model: nn.Module) -> Callable[..., dict[str, Tensor]]:
-    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        logits = functional_call(model, parameters, (x.unsqueeze(0),))
-        return F.cross_entropy(logits, y.unsqueeze(0), reduction="sum")
-
-    return vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
+# A method whose name does not begin with epsilons is a peer.
+STEPS: dict[str, Method] = {"plain": plain_step, "epsilons": our_step, **peers.STEPS}
 
 
-def working(calls: dict[str, Call]) -> dict[str, Call]:
-    """The calls that run at all, with those that don't named on the way."""
-    result = {}
-    for name, call in calls.items():
+def norm_passes(batches: int) -> dict[str, Method]:
+    ours: dict[str, Method] = {"epsilons": partial(our_norms, batches=batches)}
+    others = {"plain": plain_pass, **peers.NORMS}
+    return ours | {name: partial(repeated, method, batches) for name, method in others.items()}
+
+
+def batch_of(task: Task, size: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return task.inputs(size), torch.randint(0, CLASSES, (size,))
+
+
+def calls_of(methods: dict[str, Method], task: Task, size: int) -> dict[str, Call]:
+    """The calls that work, each after a first run; of the others the reason is printed.
+
+    All methods get the same weights and batch, so that norms must agree.
+    """
+    x, y = batch_of(task, size)
+    calls: dict[str, Call] = {}
+    expected: Tensor | None = None
+    for name, method in methods.items():
+        torch.manual_seed(0)
         try:
-            call()
-            result[name] = call
+            call = method(task.build(), x, y)
+            norms = call()
         except Exception as error:  # a peer may refuse a model in any way it likes
-            print(f"    {name} does not run: {type(error).__name__}: {str(error)[:90]}")
-    return result
+            reason = " ".join(str(error).split())
+            print(f"    no number for {name}: {type(error).__name__}: {reason[:80]}")
+            continue
+        if isinstance(norms, Tensor):
+            expected = norms.double() if expected is None else expected
+            if not torch.allclose(norms.double(), expected, rtol=1e-3):
+                print(f"    no number for {name}: its norms are not those of the other methods")
+                continue
+        calls[name] = call
+    return calls
 
 
 def times_of(calls: dict[str, Call], rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Seconds of each call in several interleaved rounds; slow peers get fewer.
-
-    In all rounds together the plain call takes at least so many seconds.
-    """
+    """Seconds of each call in interleaved rounds, at least so many and for at least so long."""
     times: dict[str, list[float]] = {name: [] for name in calls}
+    order = random.Random(0)
     gc.collect()
     gc.freeze()  # so that collecting between calls has little to look at
+    end = time.perf_counter() + seconds
     number = 0
-    while number < rounds or number < seconds / min(times["plain"]):
-        number += 1
-        for name, call in calls.items():
-            if number > 3 and min(times[name]) > 5 * min(times["plain"]):
+    while number < rounds or time.perf_counter() < end:
+        for name in order.sample(list(calls), len(calls)):
+            if number and min(times[name]) > SLOW[min(number, 2)] * min(times["plain"]):
                 continue
             gc.collect()
             start = time.perf_counter()
-            call()
+            calls[name]()
             times[name].append(time.perf_counter() - start)
+        number += 1
+    gc.unfreeze()
     return times
 
 
-def ratio(times: list[float], plain: list[float]) -> str:
-    """To plain: the median within a round, and in brackets of the least times."""
-    within = statistics.median(ours / its for ours, its in zip(times, plain, strict=False))
-    return f"{within:.2f} ({min(times) / min(plain):.2f})"
+def report(title: str, plain: str, ratios: dict[str, float], texts: dict[str, str]) -> None:
+    """Print one line: our methods, the best peer, and the other peers."""
+    ours = [name for name in ratios if name.startswith("epsilons")]
+    others = sorted((name for name in ratios if name not in ours), key=ratios.__getitem__)
+    line = [f"{name} {texts[name]}" for name in ours]
+    line += [f"best peer {name} {texts[name]}" for name in others[:1]]
+    line += [f"{name} {texts[name]}" for name in others[1:]]
+    print(f"  {title:<24} plain {plain}   " + "   ".join(line), flush=True)
+
+
+def compare(
+    title: str, methods: dict[str, Method], task: Task, size: int, options: argparse.Namespace
+) -> None:
+    """Print the ratios of times to plain."""
+    calls = calls_of(chosen(methods, options), task, size)
+    times = times_of(calls, options.rounds, options.seconds)
+    plain = times.pop("plain")
+    ratios, texts = {}, {}
+    for name, its in times.items():
+        ratios[name] = statistics.median(a / b for a, b in zip(its, plain, strict=False))
+        texts[name] = f"{ratios[name]:.2f} ({min(its) / min(plain):.2f})"
+    report(f"{title} B {size} ×{len(plain)}", f"{1e3 * min(plain):7.1f} ms", ratios, texts)
+
+
+def compare_memory(
+    title: str, methods: dict[str, Method], task: Task, size: int, options: argparse.Namespace
+) -> None:
+    """Print the ratios of peak memory to plain."""
+    calls = calls_of(chosen(methods, options), task, size)
+    peaks = {name: peak_bytes(call) for name, call in calls.items()}
+    plain = peaks.pop("plain")
+    ratios = {name: peak / plain for name, peak in peaks.items()}
+    texts = {name: f"{value:.2f}" for name, value in ratios.items()}
+    report(f"{title} B {size}", f"{plain / 1e6:7.1f} MB", ratios, texts)
+
+
+def chosen(methods: dict[str, Method], options: argparse.Namespace) -> dict[str, Method]:
+    names = ("plain", *options.only.split(",")) if options.only else methods
+    return {name: method for name, method in methods.items() if name in names}
 
 
 def peak_bytes(call: Call) -> int:
@@ -281,75 +293,85 @@ def peak_bytes(call: Call) -> int:
     return peak
 
 
-def _labels(count: int) -> Tensor:
-    return torch.randint(0, CLASSES, (count,))
+class TimedNoise:
+    """Secure noise that keeps how long it took."""
+
+    def __init__(self) -> None:
+        self.noise, self.seconds = SecureNoise(), 0.0
+
+    def added_to(self, sums: dict[str, Tensor], std: float, divisor: float) -> dict[str, Tensor]:
+        start = time.perf_counter()
+        noisy = self.noise.added_to(sums, std, divisor)
+        self.seconds = time.perf_counter() - start
+        return noisy
 
 
-def compare(title: str, calls: dict[str, Call], rounds: int, seconds: float, memory: bool) -> None:
-    """Print one line of ratios to plain."""
-    calls = working(calls)
-    times = times_of(calls, rounds, seconds)
-    plain = times.pop("plain")
-    ratios = "  ".join(f"{name} {ratio(its, plain)}" for name, its in times.items())
-    print(f"  {title:<22} plain {1e3 * min(plain):7.1f} ms   {ratios}", flush=True)
-    if memory:
-        peaks = {name: peak_bytes(call) for name, call in calls.items()}
-        ratios = "  ".join(f"{name} {peaks[name] / peaks['plain']:.2f}" for name in calls)
-        over = (peaks["epsilons"] - peaks["plain"]) / 1e6
-        print(f"  {'memory':<22} plain {peaks['plain'] / 1e6:7.1f} MB   {ratios}  ({over:+.1f} MB)")
+def noise_share(name: str, options: argparse.Namespace) -> None:
+    """Print the median share of secure noise in the time of a private step."""
+    task, noise = MODELS[name], TimedNoise()
+    shares: list[float] = []
+    call = our_step(task.build(), *batch_of(task, task.step_batch), noise=noise)
+    call()
+    end = time.perf_counter() + options.seconds
+    while len(shares) < options.rounds or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        shares.append(noise.seconds / (time.perf_counter() - start))
+    share = statistics.median(shares)
+    print(f"  {name} B {task.step_batch} ×{len(shares)}: {share:.1%} of a step", flush=True)
 
 
-def linear_cost(name: str, rounds: int, seconds: float) -> None:
+def linear_cost(name: str, options: argparse.Namespace) -> None:
     """Print seconds per example at three batch sizes; equal numbers are linear cost."""
-    build, inputs, batch, _ = MODELS[name]
-    found = []
-    for size in (batch // 2, batch, 2 * batch):
-        model, data = build(), (inputs(size), _labels(size))
-        call = {"plain": lambda model=model, data=data: batch_norms(model, loss_fn, data)}
-        found.append(
-            f"B {size}: {1e6 * min(times_of(call, rounds, seconds)['plain']) / size:.0f} µs"
-        )
-    print(f"  {name:<22} per example  " + "   ".join(found), flush=True)
+    task, found = MODELS[name], []
+    for size in (task.norm_batch // 2, task.norm_batch, 2 * task.norm_batch):
+        call = our_norms(task.build(), *batch_of(task, size))
+        least = min(times_of({"plain": call}, options.rounds, options.seconds / 3)["plain"])
+        found.append(f"B {size}: {1e6 * least / size:.0f} µs")
+    print(f"  {name:<24} per example  " + "   ".join(found), flush=True)
+
+
+def run(part: str, name: str, options: argparse.Namespace) -> None:
+    """Print the lines of one part for one model."""
+    task, tiny = MODELS[name], TINY.get(name)
+    if part == "norms":
+        compare(name, norm_passes(task.batches), task, task.norm_batch, options)
+    elif part == "step":
+        compare(name, STEPS, task, task.step_batch, options)
+    elif part == "launch" and tiny is not None:
+        torch.set_num_threads(1)
+        compare(f"{name} norms", norm_passes(tiny.batches), tiny, tiny.norm_batch, options)
+        compare(f"{name} step", STEPS, tiny, tiny.step_batch, options)
+        torch.set_num_threads(options.threads)
+    elif part == "memory":
+        compare_memory(f"{name} norms", norm_passes(1), task, task.norm_batch, options)
+        compare_memory(f"{name} step", STEPS, task, task.step_batch, options)
+    elif part == "noise" and name in NOISE_SHARE:
+        noise_share(name, options)
+    elif part == "linear":
+        linear_cost(name, options)
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument("--what", default=",".join(PARTS))
     arguments.add_argument("--models", default=",".join(MODELS))
-    arguments.add_argument("--rounds", type=int, default=25)
-    arguments.add_argument("--seconds", type=float, default=20, help="of plain calls, at least")
-    arguments.add_argument("--what", default="norms,step,memory,linear,launch")
     arguments.add_argument("--only", default="", help="methods beside plain, by name")
+    arguments.add_argument("--rounds", type=int, default=3, help="of a line, at least")
+    arguments.add_argument("--seconds", type=float, default=60, help="of a line, at least")
+    arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = arguments.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
-    what = options.what.split(",")
     kept = "MALLOC_TRIM_THRESHOLD_" in os.environ and "MALLOC_MMAP_THRESHOLD_" in os.environ
     allocator = "keeps freed memory" if kept else "is as the system has it"
-    print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads; the allocator {allocator}"
-    )
-    print("ratios to plain")
-    only = ("plain", *options.only.split(",")) if options.only else ()
-
-    def run(title: str, calls: dict[str, Call], memory: bool) -> None:
-        chosen = {name: call for name, call in calls.items() if not only or name in only}
-        compare(title, chosen, options.rounds, options.seconds, memory)
-
-    for name in options.models.split(","):
-        build, inputs, batch, step_batch = MODELS[name]
-        for part, calls_of, size in (("norms", norm_passes, batch), ("step", steps, step_batch)):
-            if part in what:
-                torch.manual_seed(0)
-                calls = calls_of(build, inputs(size), _labels(size))
-                run(f"{name} {part} B {size}", calls, "memory" in what)
-            if "launch" in what and name in TINY:
-                torch.manual_seed(0)
-                build_tiny, tiny = TINY[name]
-                torch.set_num_threads(1)
-                run(f"{name} {part}, tiny", calls_of(build_tiny, tiny(2), _labels(2)), False)
-                torch.set_num_threads(2)
-        if "linear" in what:
-            linear_cost(name, options.rounds, options.seconds)
+    print(f"torch {torch.__version__}, {options.threads} threads; the allocator {allocator}")
+    for part in options.what.split(","):
+        print(part)
+        for name in options.models.split(","):
+            run(part, name, options)
 
 
 if __name__ == "__main__":
