@@ -11,6 +11,7 @@ import pytest
 
 from epsilons import Examples, Plan, Run
 from epsilons.journal import journal as journal_module
+from epsilons.journal import opening
 from epsilons.journal.chain import Chain
 from epsilons.randomness import Randomness
 
@@ -263,7 +264,7 @@ def test_a_run_of_an_earlier_version_is_readable(tmp_path):
 
 
 def test_a_run_of_a_later_version_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(journal_module, "FORMAT", 3)
+    monkeypatch.setattr(opening, "FORMAT", 3)
     Run.create(tmp_path / "run", PLAN, people()).journal.close()
     monkeypatch.undo()
     with pytest.raises(ValueError, match=r"its format is 3, and this version .* reads up to 2"):

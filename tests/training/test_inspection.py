@@ -9,6 +9,7 @@ from trained import LOSS, data, plan, small_model, trained
 
 from epsilons import Run
 from epsilons.gradients import UnsupportedLayer, check_model
+from epsilons.journal.norm_records import norms_of_some
 from epsilons.training import fit, inspection, loop
 from epsilons.training.inspection import inspect_refresh, inspect_start
 
@@ -57,7 +58,7 @@ def exceeded(run, steps):
     bound = run.plan.max_grad_norm
     charged = np.array([run.journal.norms(t) for t in range(len(steps))])
     for entry in run.journal._chain.entries("sampled"):
-        at, who, norms = run.journal._some(entry)
+        at, who, norms = norms_of_some(run.journal._chain, entry)
         charged[at, who] = norms
     over = [
         np.minimum(norms, bound) > np.minimum(charged[t, who], bound) * (1 + 1e-6)

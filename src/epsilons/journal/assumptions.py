@@ -1,0 +1,41 @@
+"""Assumptions that every ε of a run rests on, and where the run was found to break them."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from epsilons.journal.chain import Chain
+from epsilons.journal.opening import Opening
+
+Random = Literal["loss", "data", "norms"]
+
+
+def append_random(chain: Chain, opening: Opening, what: Random, step: int) -> None:
+    """Record that norms of a refresh are not quite those of a step: `Journal.record_random`."""
+    if what not in get_args(Random):
+        raise ValueError(f"what={what!r}; expected one of {', '.join(get_args(Random))}")
+    if what not in random_draws(chain, opening):
+        chain.append("random", {"what": what, "step": step}, b"", b"")
+
+
+def random_draws(chain: Chain, opening: Opening) -> tuple[Random, ...]:
+    """What makes norms of a refresh differ from those of a step, as far as is on record."""
+    at_first = [what for what in ("loss", "data") if opening.facts.get(f"random_{what}")]
+    later = [entry.facts["what"] for entry in chain.entries("random")]
+    return tuple(dict.fromkeys([*at_first, *later]))
+
+
+def append_mixing(chain: Chain, step: int) -> None:
+    """Record that by `step` an example's loss depended on others: `Journal.record_mixing`."""
+    chain.append("mixing", {"step": step}, b"", b"")
+
+
+def expect_separate(chain: Chain) -> None:
+    """ValueError if the loss of an example was found to depend on the others of its batch."""
+    found = chain.last("mixing")
+    if found is not None:
+        raise ValueError(
+            f"{chain.path}: at step {found.facts['step']} the loss of an example was found to "
+            "depend on the others of its batch, so that no figure of this run holds. Mend the "
+            "loss and train anew in another folder; what this run released is not accounted for"
+        )

@@ -1,0 +1,104 @@
+"""Charges and restarts: which steps of a run were paid for, and what a restart left in force."""
+
+from __future__ import annotations
+
+from epsilons.accounting.plan import Phase, Plan
+from epsilons.journal.assumptions import expect_separate
+from epsilons.journal.chain import Chain, Entry
+
+
+def append_charge(chain: Chain, plan: Plan, first: int, last: int, *, anchored: bool) -> None:
+    """Charge steps `first` to `last`: `Journal.charge`."""
+    expect_separate(chain)
+    newest, charged = latest(chain, "charge"), steps_charged(chain)
+    if newest is not None and (newest.facts["first"], newest.facts["last"]) == (first, last):
+        return
+    if first != charged or last < first:
+        raise ValueError(f"steps {first} to {last} don't follow the {charged} charged so far")
+    if not plan.endless and last >= plan.steps:
+        raise ValueError(f"step {last} is beyond the plan's {plan.steps} steps")
+    if plan.phase(first) != plan.phase(last):
+        raise ValueError(f"steps {first} to {last} are of two phases; charge them apart")
+    if any(plan.refresh_due(step) for step in range(first + 1, last + 1)):
+        raise ValueError(f"steps {first} to {last} cross a refresh; charge them apart")
+    if plan.refresh_due(first) and held_since(chain, first) not in (None, first):
+        raise ValueError(
+            f"the plan has a refresh at step {first}, and the norms that hold are of step "
+            f"{held_since(chain, first)}; record(step, norms) of all examples first, or plan "
+            "fewer refreshes"
+        )
+    facts = {"first": first, "last": last, **phase_constants(plan.phase(first))}
+    chain.append("charge", facts, b"", b"", anchored=anchored)
+
+
+def append_restart(chain: Chain, step: int) -> None:
+    """Go back to `step`: `Journal.restart`."""
+    if not 0 <= step <= steps_charged(chain):
+        raise ValueError(f"can't go back to step {step} of {steps_charged(chain)}")
+    chain.append("restart", {"step": step}, b"", b"")
+
+
+def steps_charged(chain: Chain) -> int:
+    """How far the run has come: the first step that is not charged."""
+    last = chain.last("charge", "restart")
+    if last is None:
+        return 0
+    return int(last.facts["step"] if last.kind == "restart" else last.facts["last"] + 1)
+
+
+def charged_counts(
+    chain: Chain, plan: Plan, until: int | None = None, at: int | None = None
+) -> tuple[int, ...]:
+    """How many steps were paid for in each of the plan's `stretches`: `Journal.charged`."""
+    stretches, done = plan.stretches, steps_charged(chain) if at is None else at
+    counts = [max(0, min(p.end, until or 0) - max(p.first, done)) for p in stretches]
+    for entry in chain.entries("charge"):
+        first, last = entry.facts["first"], entry.facts["last"]
+        counts[stretches.index(plan.phase(first))] += last + 1 - first
+    return tuple(counts)
+
+
+def turns(chain: Chain) -> tuple[int, ...]:
+    """How far the run had come at its last charge, and then after each restart since."""
+    found = [0]
+    for entry in chain.entries("charge", "restart"):
+        if entry.kind == "charge":
+            found = [entry.facts["last"] + 1]
+        else:
+            found.append(entry.facts["step"])
+    return tuple(found)
+
+
+def latest(chain: Chain, kind: str) -> Entry | None:
+    """The last entry of a kind, unless the run was restarted since."""
+    last, restart = chain.last(kind), chain.last("restart")
+    return last if last and (restart is None or restart.number < last.number) else None
+
+
+def held_since(chain: Chain, step: int) -> int | None:
+    """The step of the norms of all examples that hold at `step`; None before the first."""
+    last = chain.last("refresh", "restart")
+    if last is not None and last.kind == "refresh" and last.facts["step"] <= step:
+        return int(last.facts["step"])
+    held = [e.facts["step"] for e in current_refreshes(chain) if e.facts["step"] <= step]
+    return held[-1] if held else None
+
+
+def current_refreshes(chain: Chain) -> list[Entry]:
+    """Records of all examples without those that restarts went back before."""
+    current: list[Entry] = []
+    for entry in chain.entries("refresh", "restart"):
+        if entry.kind == "refresh":
+            current.append(entry)
+        else:
+            current = [e for e in current if e.facts["step"] <= entry.facts["step"]]
+    return current
+
+
+def phase_constants(phase: Phase) -> dict[str, float]:
+    """What a step is priced by, beside the norms, as the entries hold it."""
+    return {
+        "sample_rate": phase.sample_rate,
+        "noise_std": phase.noise_std,
+        "bound": phase.max_grad_norm,
+    }

@@ -1,0 +1,77 @@
+"""Opening: the first entry of a journal, with the plan of the run and the ids of its examples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from epsilons.accounting.plan import Plan
+from epsilons.journal.chain import SALT_BYTES, Chain
+from epsilons.randomness import Randomness
+
+# 1 (no number in the opening): examples and outcomes stand in files beside the journal.
+# 2: they are part of the chain.
+FORMAT = 2
+
+
+class Opening(NamedTuple):
+    """What the first entry says; `facts` is all of it but the ids."""
+
+    format: int
+    plan: Plan
+    ids: NDArray[Any]
+    facts: Mapping[str, Any]
+
+
+def checked_ids(ids: ArrayLike | None, n: int) -> NDArray[Any]:
+    """The ids (n,) of the examples; their positions if there are none."""
+    names = np.arange(n) if ids is None else np.asarray(ids)
+    if names.shape != (n,) or names.dtype == object:
+        raise ValueError(
+            f"ids have shape {names.shape} and type {names.dtype}; "
+            f"expected {n} numbers or strings, one per example of the plan"
+        )
+    return names
+
+
+def opening_facts(
+    plan: Plan,
+    ids: NDArray[Any],
+    *,
+    random_loss: bool,
+    random_data: bool,
+    salt: bytes | None,
+    seed: int | None,
+    randomness: Randomness | None,
+) -> dict[str, Any]:
+    """The facts of a new journal's first entry, for `Journal.create`."""
+    return {
+        "format": FORMAT,
+        "plan": plan.to_dict(),
+        "id_type": ids.dtype.str,
+        "random_loss": random_loss,
+        "random_data": random_data,
+        "seed": seed,
+        "randomness": (Randomness() if randomness is None else randomness).to_dict(),
+        "salt": (os.urandom(SALT_BYTES) if salt is None else salt).hex(),
+    }
+
+
+def read_opening(chain: Chain) -> Opening:
+    """The opening of a chain; ValueError if it is missing or of a later format."""
+    entry = chain.last("open")
+    if entry is None:
+        raise ValueError("the first entry is missing")
+    number: int = entry.facts.get("format", 1)
+    if number > FORMAT:
+        raise ValueError(
+            f"its format is {number}, and this version of epsilons reads up to {FORMAT}; "
+            "a newer version reads it"
+        )
+    plan = Plan.from_dict(entry.facts["plan"])
+    ids = np.frombuffer(chain.indices(entry.number), dtype=np.dtype(entry.facts["id_type"]))
+    return Opening(number, plan, ids, entry.facts)
