@@ -123,14 +123,14 @@ def all_tight() -> None:
 def streamed() -> None:
     """(c) 1e9 pairs through bounded memory."""
     rows, width, n = 10_000, 2_000, 100_000
-    held = [some_norms(rows, width, seed) for seed in (0, 1)]
+    norms = [some_norms(rows, width, seed) for seed in (0, 1)]
     steps = np.ones(rows, dtype=np.int64)
 
     def blocks() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for k in range(n // width):
-            yield held[k % 2], steps
+            yield norms[k % 2], steps
 
-    epsilons_from_blocks([(held[0][:, :200], steps)], **CIFAR10)
+    epsilons_from_blocks([(norms[0][:, :200], steps)], **CIFAR10)
     for method in ("rdp", "tight"):
         seconds, eps = timed(lambda m=method: epsilons_from_blocks(blocks(), **CIFAR10, method=m))
         report("c", f"{rows * len(eps):.0e} pairs streamed to {method} ε: {seconds:.2f} s")

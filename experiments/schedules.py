@@ -16,16 +16,16 @@ from experiments.recipes import METHOD
 def priced(
     run: Run,
     norms: NDArray[np.float64],
-    held: NDArray[np.int64],
+    lengths: NDArray[np.int64],
     *,
     method: str = METHOD,
     rounding: str | None = None,
     levels: int = 256,
 ) -> Epsilons:
-    """ε's of norms (rows, m), each row held for so many steps, at the constants of the run."""
+    """ε's of norms (rows, m), which hold for `lengths` steps, at the constants of the run."""
     plan = run.plan
     return individual_epsilons(
-        norms, held, sample_rate=plan.sample_rate, noise_std=plan.noise_std,
+        norms, lengths, sample_rate=plan.sample_rate, noise_std=plan.noise_std,
         max_grad_norm=plan.max_grad_norm, delta=plan.delta, method=method,  # type: ignore[arg-type]
         rounding=rounding, levels=levels,  # type: ignore[arg-type]
     )  # fmt: skip
@@ -39,8 +39,8 @@ def refreshed(run: Run, asked: Sequence[tuple[float, str]]) -> list[Agreement]:
     """
     plan = run.plan
     _, norms = run.journal.followed()
-    held = np.zeros((len(norms), 1 + len(asked)), dtype=np.int64)
-    held[:, 0] = 1
+    lengths = np.zeros((len(norms), 1 + len(asked)), dtype=np.int64)
+    lengths[:, 0] = 1
     for column, (per_epoch, schedule) in enumerate(asked, start=1):
         other = dataclasses.replace(
             plan,
@@ -49,11 +49,11 @@ def refreshed(run: Run, asked: Sequence[tuple[float, str]]) -> list[Agreement]:
             refresh_schedule=schedule,  # type: ignore[arg-type]
         )
         steps = np.array(other.refresh_steps)
-        held[steps, column] = np.diff(np.append(steps, len(norms)))
+        lengths[steps, column] = np.diff(np.append(steps, len(norms)))
     m = norms.shape[1]
-    table = np.tile(norms, held.shape[1])
+    table = np.tile(norms, lengths.shape[1])
     together = priced(
-        run, table, np.repeat(held, m, axis=1), rounding=plan.rounding, levels=plan.levels
+        run, table, np.repeat(lengths, m, axis=1), rounding=plan.rounding, levels=plan.levels
     )
-    exact, *others = np.split(together.values, held.shape[1])
+    exact, *others = np.split(together.values, lengths.shape[1])
     return [Agreement.of(estimate, exact) for estimate in others]

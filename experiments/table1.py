@@ -31,7 +31,7 @@ def numbers(lab: Lab) -> dict[str, Any]:
     run = lab.runs("cifar10")[0]
     rows = EPOCHS[lab.preset]
     norms = _norms(run, rows)
-    held = np.ones(rows, dtype=np.int64)
+    lengths = np.ones(rows, dtype=np.int64)
     plan = run.plan
     constants = dict(
         sample_rate=plan.sample_rate, noise_std=plan.noise_std, max_grad_norm=plan.max_grad_norm,
@@ -44,7 +44,7 @@ def numbers(lab: Lab) -> dict[str, Any]:
         ("not rounded, tight", dict(method="tight")),
     ):
         began = time.process_time()
-        individual_epsilons(norms, held, **constants, **options)  # type: ignore[arg-type]
+        individual_epsilons(norms, lengths, **constants, **options)  # type: ignore[arg-type]
         seconds[name] = time.process_time() - began
     levels = plan.noise_std / (plan.max_grad_norm * np.arange(1, 101) / 100)
     some = plan.noise_std / np.random.default_rng(0).choice(norms.ravel(), SAMPLE[lab.preset])

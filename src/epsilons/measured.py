@@ -96,7 +96,7 @@ def account(
 
 
 def steps_of_rows(measured: Measured, steps: ArrayLike | None) -> NDArray[Any]:
-    """(rows,): for how many steps each row of norms held, as given or as its file says."""
+    """(rows,): for how many steps each row of norms holds, as given or as its file says."""
     rows = len(measured.norms)
     given = measured.steps if steps is None else np.atleast_1d(np.asarray(steps))
     if given is None:

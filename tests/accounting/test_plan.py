@@ -150,9 +150,9 @@ def test_wrong_constants_are_refused_with_their_value(changes, sentence):
 
 def test_phases_change_what_they_name_and_keep_the_rest():
     changed = plan(phases=((10, {"noise_multiplier": 4.0}), (20, {"max_grad_norm": 1.0})))
-    assert [(p.first, p.end) for p in changed.stretches] == [(0, 10), (10, 20), (20, 5859)]
-    assert [p.noise_std for p in changed.stretches] == [2.50631 * 2.0, 8.0, 4.0]
-    assert {p.sample_rate for p in changed.stretches} == {1024 / 60_000}
+    assert [(p.first, p.end) for p in changed.all_phases] == [(0, 10), (10, 20), (20, 5859)]
+    assert [p.noise_std for p in changed.all_phases] == [2.50631 * 2.0, 8.0, 4.0]
+    assert {p.sample_rate for p in changed.all_phases} == {1024 / 60_000}
     assert changed.phase(9).first == 0
     assert changed.phase(10).first == 10
     assert changed.phase(5858).first == 20

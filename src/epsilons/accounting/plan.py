@@ -31,7 +31,7 @@ _PHASE_CONSTANTS = ("noise_multiplier", "max_grad_norm", "batch_size")
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of a run with one rate, noise and bound: steps `first` to before `end`."""
+    """Steps `first` to before `end` of a run, which have one sample rate, noise and clip bound."""
 
     first: int
     end: int
@@ -238,7 +238,7 @@ class Plan:
     @property
     def max_batch(self) -> int:
         """The most examples that one step takes, in any phase."""
-        return max(phase.max_batch for phase in self.stretches)
+        return max(phase.max_batch for phase in self.all_phases)
 
     @property
     def clip_bound(self) -> Releases:
@@ -246,8 +246,8 @@ class Plan:
         return Releases(self.clip_bound_mu, self.clip_bound_distance)
 
     @cached_property
-    def stretches(self) -> tuple[Phase, ...]:
-        """The phases of the run, first to last; one if `phases` is empty."""
+    def all_phases(self) -> tuple[Phase, ...]:
+        """The phases of the run, first to last, from step 0 on; one if `phases` is empty."""
         now = {name: getattr(self, name) for name in _PHASE_CONSTANTS}
         found = []
         ends = [*(first for first, _ in self.phases), _ENDLESS if self.endless else self.steps]
@@ -268,7 +268,7 @@ class Plan:
 
     def phase(self, step: int) -> Phase:
         """The phase that `step` belongs to."""
-        return next(phase for phase in reversed(self.stretches) if phase.first <= step)
+        return next(phase for phase in reversed(self.all_phases) if phase.first <= step)
 
     @cached_property
     def refresh_steps(self) -> tuple[int, ...]:
@@ -335,7 +335,7 @@ class Plan:
         """ε of clip bound and training for an example at `max_grad_norm` in every step.
 
         This is the run's DP guarantee. `steps` asks for it after so many steps instead of all of
-        them; a number for each of the `stretches` also counts those that were taken again
+        them; a number for each of the `all_phases` also counts those that were taken again
         (`Journal.charged`). `releases`: everything let out beside the training; by default the
         `clip_bound`, with `NOTHING` the training alone.
         """
@@ -345,8 +345,8 @@ class Plan:
             raise ValueError("a plan of unknown length has a worst case only after given steps")
         taken = self.steps if steps is None else steps
         if isinstance(taken, int | np.integer):
-            taken = [max(0, min(p.end, taken) - p.first) for p in self.stretches]
-        parts = [(p, count) for p, count in zip(self.stretches, taken, strict=True) if count]
+            taken = [max(0, min(p.end, taken) - p.first) for p in self.all_phases]
+        parts = [(p, count) for p, count in zip(self.all_phases, taken, strict=True) if count]
         return composed_epsilon(
             np.array([part.noise_multiplier for part, _ in parts]),
             np.array([count for _, count in parts], dtype=np.int64),
@@ -374,7 +374,7 @@ class Plan:
         draft = cls(noise_multiplier=1.0, **constants)
         if draft.endless:
             raise ValueError("for_epsilon needs steps or epochs: noise depends on the length")
-        if len(draft.stretches) > 1:
+        if len(draft.all_phases) > 1:
             raise ValueError(
                 "for_epsilon finds one noise for the whole run; "
                 "with phases, give noise_multiplier and look at worst_case()"

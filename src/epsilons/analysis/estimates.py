@@ -84,9 +84,9 @@ def estimate_error(
 ) -> EstimateError:
     """Estimated against exact ε of the examples whose norms were recorded at every step.
 
-    The estimate is the run's own. `others` holds the followed norms between the refreshes of
-    other schedules, as the run would have done without norms of drawn examples. `epsilons`: the
-    run's ε's by the same method, if they are at hand.
+    The estimate is the run's own. `others`: ε of the followed norms at the refreshes of other
+    schedules alone, as such a run would have had it without norms of sampled examples. `epsilons`:
+    the run's ε's by the same method, if they are at hand.
     """
     plan, journal = run.plan, run.journal
     if plan.clipping != "max":
@@ -99,13 +99,15 @@ def estimate_error(
     every = journal.epsilons(method=method) if epsilons is None else epsilons
     estimated = every.values[chosen]
     rows: list[ScheduleRow] = []
-    # With phases and restarts a step of the journal's clock does not tell its phase.
-    if len(plan.stretches) == 1 or not journal.restarts:
+    # With phases and restarts a charged step does not tell its phase.
+    if len(plan.all_phases) == 1 or not journal.restarts:
         schedules = _schedules(plan, len(norms))
-        held = [_held(plan, chosen, norms, steps) for _, steps in schedules]
+        replays = [_refreshed_at(plan, chosen, norms, steps) for _, steps in schedules]
         rows = [
             ScheduleRow(name, len(steps), Agreement.of(priced.values, exact.values))
-            for (name, steps), priced in zip(schedules, priced_together(held, method), strict=True)
+            for (name, steps), priced in zip(
+                schedules, priced_together(replays, method), strict=True
+            )
         ]
     return EstimateError(
         reference="every step",
@@ -173,18 +175,18 @@ def _schedules(plan: Plan, taken: int) -> list[tuple[str, NDArray[np.int64]]]:
     return found
 
 
-def _held(
+def _refreshed_at(
     plan: Plan, chosen: NDArray[np.int64], norms: NDArray[np.float64], steps: NDArray[np.int64]
 ) -> Replay:
-    """The norms (all steps, m) of the given steps, each held until the next of them."""
-    held = np.diff(np.append(steps, len(norms)))[:, None]
-    starts = steps if len(plan.stretches) > 1 else np.zeros_like(steps)
+    """A replay of `norms` (all steps, m) with refreshes at the given steps alone."""
+    lengths = np.diff(np.append(steps, len(norms)))[:, None]
+    starts = steps if len(plan.all_phases) > 1 else np.zeros_like(steps)
     some = norms[steps]
-    return from_norms(plan, chosen, some, np.broadcast_to(held, some.shape), starts)
+    return from_norms(plan, chosen, some, np.broadcast_to(lengths, some.shape), starts)
 
 
 def _thinned(every: Replay, k: int) -> Replay:
-    """Every k-th record, held until the next that is kept."""
+    """A replay of every k-th refresh alone, whose norms hold until the next that is kept."""
     kept = np.arange(0, len(every.norms), k)
     return dataclasses.replace(
         every,

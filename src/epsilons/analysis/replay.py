@@ -22,7 +22,7 @@ from epsilons.journal import Journal
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Replay:
-    """Norms of m examples and the steps for which they held, with the constants of each row."""
+    """Norms of m examples, for how many steps each holds, and the constants of each row."""
 
     plan: Plan
     chosen: NDArray[np.int64]  # (m,) positions in the data set
@@ -39,7 +39,7 @@ class Replay:
 
     def epsilons(self, method: Method = METHODS[0]) -> Epsilons:
         """ε of the m examples, the plan's clip bound included."""
-        most = tuple(np.sum(self.steps, axis=0).max(initial=0) for _ in self.plan.stretches)
+        most = tuple(np.sum(self.steps, axis=0).max(initial=0) for _ in self.plan.all_phases)
         return composed_epsilons(
             [(self.norms, self.steps)],
             sample_rate=self.sample_rate,
@@ -87,7 +87,7 @@ def priced_together(replays: Sequence[Replay], method: Method = METHODS[0]) -> l
 
 
 def _padded(table: NDArray[Any], rows: int) -> NDArray[Any]:
-    """The table with further rows of zeros: norms that held for no step."""
+    """The table with further rows of zeros: norms that hold for no step."""
     return np.pad(table, ((0, rows - len(table)), (0, 0)))
 
 
@@ -99,19 +99,19 @@ def random_examples(n: int, most: int, seed: int) -> NDArray[np.int64]:
 
 
 def replayed(journal: Journal, chosen: NDArray[np.int64], *, sampled: bool = True) -> Replay:
-    """What the journal holds of the chosen examples (ascending positions).
+    """A replay of the chosen examples (ascending indices) from the journal.
 
     `sampled`: with the norms of drawn examples between refreshes; without them where the run has
     phases, since then a row must tell which phase it is of.
     """
     plan = journal.plan
-    several = len(plan.stretches) > 1
+    several = len(plan.all_phases) > 1
     if several and journal.restarts:
         raise ValueError("a run with phases that was restarted can't be replayed")
     norms, steps = [], []
-    for block, held in journal.histories(sampled=sampled and not several, only=chosen):
+    for block, counts in journal.histories(sampled=sampled and not several, only=chosen):
         norms.append(block)
-        steps.append(np.broadcast_to(held if held.ndim == 2 else held[:, None], block.shape))
+        steps.append(np.broadcast_to(counts if counts.ndim == 2 else counts[:, None], block.shape))
     all_steps = np.concatenate(steps, axis=1)
     starts = np.cumsum(all_steps[:, 0]) - all_steps[:, 0] if several else np.zeros(len(all_steps))
     return from_norms(plan, chosen, np.concatenate(norms, axis=1), all_steps, starts)

@@ -1,4 +1,8 @@
-"""Assumptions that every ε of a run rests on, and where the run was found to break them."""
+"""Assumptions of the accounting, and entries that say where a run was found to break them.
+
+Random losses or data make every individual ε an estimate. Examples that mix within a batch make
+every ε of the run wrong, so that none is returned.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ Random = Literal["loss", "data", "norms"]
 
 
 def append_random(chain: Chain, opening: Opening, what: Random, step: int) -> None:
-    """Record that norms of a refresh are not quite those of a step: `Journal.record_random`."""
+    """Append that norms of a refresh differ from those of a step; see `Journal.record_random`."""
     if what not in get_args(Random):
         raise ValueError(f"what={what!r}; expected one of {', '.join(get_args(Random))}")
     if what not in random_draws(chain, opening):
@@ -19,14 +23,14 @@ def append_random(chain: Chain, opening: Opening, what: Random, step: int) -> No
 
 
 def random_draws(chain: Chain, opening: Opening) -> tuple[Random, ...]:
-    """What makes norms of a refresh differ from those of a step, as far as is on record."""
+    """What makes norms of a refresh differ from those of a step: from opening and later entries."""
     at_first = [what for what in ("loss", "data") if opening.facts.get(f"random_{what}")]
     later = [entry.facts["what"] for entry in chain.entries("random")]
     return tuple(dict.fromkeys([*at_first, *later]))
 
 
 def append_mixing(chain: Chain, step: int) -> None:
-    """Record that by `step` an example's loss depended on others: `Journal.record_mixing`."""
+    """Append that at `step` an example's loss depended on others; see `Journal.record_mixing`."""
     chain.append("mixing", {"step": step}, b"", b"")
 
 

@@ -1,11 +1,11 @@
 """Chain: an append-only SQLite table in which each entry's digest covers all before it.
 
-The chain starts from a random salt, so that its head can be published (the anchor) and reveals
-nothing. When nothing more will come, the file is sealed: its own digest is published as well.
+The chain starts from a random salt, so that its head (the last digest) can be published and reveals
+nothing; the file with length and head is the anchor. At the end of a run the chain is sealed: it
+takes no more entries, and the digest of the whole file is added to the anchor.
 
-Readers see one moment: everything that is read through a chain opened for reading is of one
-snapshot, whoever appends meanwhile. They have their anchor from just before it; since an anchor is
-published after its entry, the snapshot has at least what the anchor says.
+A chain opened for reading is a snapshot, whoever appends meanwhile. Its anchor is read just before
+it; since an anchor is published after its entry, the snapshot has at least as many entries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 from epsilons.files import public_file, sync
 
 SALT_BYTES = 32
-_PATIENCE = 120.0  # seconds to wait for others; each holds the lock for milliseconds
+_LOCK_TIMEOUT = 120.0  # seconds; other processes hold the lock for milliseconds each
 
 _SCHEMA = """
 CREATE TABLE entry (
@@ -37,7 +37,7 @@ CREATE TABLE entry (
 
 
 class Entry(NamedTuple):
-    """One entry without its arrays: they are read when they are needed."""
+    """One entry without its arrays, which are read by `Chain.indices` and `Chain.norms`."""
 
     number: int
     kind: str
@@ -53,19 +53,19 @@ class Anchor(NamedTuple):
 
 
 class Chain:
-    """The entries of one file, and the file in which their head is published, if any."""
+    """The entries of one SQLite file, and the anchor in which their head is published, if any."""
 
     def __init__(self, path: Path, anchor: Path | None, *, writable: bool = False) -> None:
-        """For reading: the chain as it is now. `writable`: for appending, unless it is sealed."""
+        """Open for reading a snapshot; `writable`: for appending, unless the chain is sealed."""
         self.path = path
         self._anchor = anchor
         self._writable = writable
-        self._anchored: bytes | None = None
+        self._anchor_content: bytes | None = None
         if writable:
-            self._connection = _connect(path) if _live(path) else _sealed(path)
+            self._connection = _connect(path) if _in_wal_mode(path) else _connect_sealed(path)
         else:
-            self._connection, self._anchored = _snapshot(path, anchor)
-        self._looked_up: dict[tuple[str, ...], tuple[int, Entry | None]] = {}
+            self._connection, self._anchor_content = _snapshot(path, anchor)
+        self._last_cache: dict[tuple[str, ...], tuple[int, Entry | None]] = {}
 
     @classmethod
     def create(
@@ -90,7 +90,7 @@ class Chain:
             _insert(connection, kind, facts, indices, norms)
         connection.close()
         try:
-            os.link(draft, path)  # and not replace: of several that create it, one does
+            os.link(draft, path)  # unlike replace, it raises if another process was first
         except FileExistsError:
             raise ValueError(f"{path} exists already; it is never overwritten") from None
         finally:
@@ -112,23 +112,24 @@ class Chain:
         *,
         anchored: bool = True,
     ) -> None:
-        """One more entry, on disk when this returns; anchored then, or with a later one.
+        """Append an entry, which is on disk when this returns, and publish the anchor.
 
-        Inside `alone` it is on disk, and to be published, when that block is left.
+        `anchored=False` leaves the anchor to a later entry. Inside `transaction` the entry is on
+        disk when that block is left, and `publish` is the caller's to call.
         """
         if not self._writable:
             raise ValueError(f"{self.path} was opened for reading; open it with writable=True")
         if self._connection.in_transaction:
             _insert(self._connection, kind, facts, indices, norms)
             return
-        with self.alone():
+        with self.transaction():
             _insert(self._connection, kind, facts, indices, norms)
         if anchored:
             self.publish()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """A transaction that no other process writes beside; on disk once the block is left."""
+    def transaction(self) -> Iterator[None]:
+        """Lock out other writers until the block is left; then its entries are on disk."""
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -139,34 +140,37 @@ class Chain:
             raise
 
     def publish(self) -> None:
-        """Write the anchor as the chain stands. Alone, so that of several the last is right."""
+        """Write length and head of the chain to its anchor."""
         if self._anchor is not None:
-            with self.alone():
+            # Locked, so that of several processes the one that writes last writes the last head.
+            with self.transaction():
                 number, head = self._connection.execute(
                     "SELECT number, digest FROM entry ORDER BY number DESC LIMIT 1"
                 ).fetchone()
                 _write_anchor(self._anchor, Anchor(number + 1, head.hex()))
 
     def entries(self, *kinds: str) -> Iterator[Entry]:
-        marks = ", ".join("?" * len(kinds))
+        """All entries of these kinds, in order."""
+        placeholders = ", ".join("?" * len(kinds))
         rows = self._connection.execute(
-            f"SELECT number, kind, facts FROM entry WHERE kind IN ({marks}) ORDER BY number", kinds
+            f"SELECT number, kind, facts FROM entry WHERE kind IN ({placeholders}) ORDER BY number",
+            kinds,
         )
         return (Entry(number, kind, json.loads(facts)) for number, kind, facts in rows)
 
     def last(self, *kinds: str) -> Entry | None:
-        """The last entry of these kinds; only what was appended since the last call is read."""
-        seen, found = self._looked_up.get(kinds, (-1, None))
+        """The last entry of these kinds; cached, so that only entries appended since are read."""
+        seen, found = self._last_cache.get(kinds, (-1, None))
         (newest,) = self._connection.execute("SELECT max(number) FROM entry").fetchone()
-        marks = ", ".join("?" * len(kinds))
+        placeholders = ", ".join("?" * len(kinds))
         row = self._connection.execute(
-            f"SELECT number, kind, facts FROM entry WHERE number > ? AND kind IN ({marks}) "
+            f"SELECT number, kind, facts FROM entry WHERE number > ? AND kind IN ({placeholders}) "
             "ORDER BY number DESC LIMIT 1",
             (seen, *kinds),
         ).fetchone()
         if row is not None:
             found = Entry(row[0], row[1], json.loads(row[2]))
-        self._looked_up[kinds] = (-1 if newest is None else newest, found)
+        self._last_cache[kinds] = (-1 if newest is None else newest, found)
         return found
 
     def indices(self, number: int) -> bytes:
@@ -182,12 +186,11 @@ class Chain:
             return blob.read(size)
 
     def seal(self) -> None:
-        """Make one file of it, publish its digest, and take no more entries.
+        """Turn the chain into one read-only file without a WAL, and publish the file's digest.
 
-        The file is written anew and takes the old one's place, so that whoever still reads the
-        old one is not in the way.
+        A copy is written and put in place of the old file, which processes may still be reading.
         """
-        if _live(self.path):
+        if _in_wal_mode(self.path):
             self.publish()
             draft = self.path.with_name(f".{self.path.name}.draft")
             draft.unlink(missing_ok=True)
@@ -197,16 +200,16 @@ class Chain:
             sync(draft)
             os.replace(draft, self.path)
             sync(self.path.parent)
-            self._connection = _sealed(self.path)
+            self._connection = _connect_sealed(self.path)
         for suffix in ("-wal", "-shm"):
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
         if self._anchor is not None:
-            published = _parsed(self._anchor, _content(self._anchor))
+            published = _parsed_anchor(self._anchor, _read(self._anchor))
             _write_anchor(self._anchor, published._replace(seal=_file_digest(self.path)))
 
     def verify(self) -> tuple[int, bool]:
         """The number of entries and whether the file is sealed; ValueError if it was changed."""
-        anchor = self._known()
+        anchor = self._expected_anchor()
         sealed = anchor is not None and anchor.seal is not None
         if anchor is not None and sealed and _file_digest(self.path) != anchor.seal:
             raise ValueError(f"{self.path} is not the file that was sealed when the run ended")
@@ -236,26 +239,26 @@ class Chain:
         ).fetchone()
         return bytes(value)
 
-    def _known(self) -> Anchor | None:
-        """The anchor for this chain; None if it has none, or nothing yet to lose."""
+    def _expected_anchor(self) -> Anchor | None:
+        """The anchor that this chain must agree with; None if it has none, or none yet."""
         if self._anchor is None:
             return None
-        # counted first: whoever appends a second entry has published the first
+        # Counted before the anchor is read: the first entry is anchored before a second one comes.
         (entries,) = self._connection.execute("SELECT count(*) FROM entry").fetchone()
-        content = _content(self._anchor) if self._writable else self._anchored
+        content = _read(self._anchor) if self._writable else self._anchor_content
         if content is None and entries == 1:
-            return None  # a crash came between the first entry and its anchor
-        return _parsed(self._anchor, content)
+            return None  # a crash between the first entry and its anchor
+        return _parsed_anchor(self._anchor, content)
 
 
-def _content(file: Path | None) -> bytes | None:
+def _read(file: Path | None) -> bytes | None:
     try:
         return None if file is None else file.read_bytes()
     except FileNotFoundError:
         return None
 
 
-def _parsed(path: Path, content: bytes | None) -> Anchor:
+def _parsed_anchor(path: Path, content: bytes | None) -> Anchor:
     try:
         if content is None:
             raise ValueError("it is not there")
@@ -299,30 +302,30 @@ def _file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _live(path: Path) -> bool:
-    """Whether entries can be added: bytes 18 and 19 of the header say 2 for a file in WAL mode."""
+def _in_wal_mode(path: Path) -> bool:
+    """Whether the chain is not sealed: bytes 18 and 19 of an SQLite file are 2 in WAL mode."""
     with path.open("rb") as file:
         return file.read(20)[18:20] == b"\x02\x02"
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)
+    connection = sqlite3.connect(path, timeout=_LOCK_TIMEOUT, isolation_level=None)
     connection.execute("PRAGMA synchronous = FULL")
     return connection
 
 
-def _sealed(path: Path) -> sqlite3.Connection:
-    """For reading a file that never changes: whatever WAL file lies beside it is none of its."""
+def _connect_sealed(path: Path) -> sqlite3.Connection:
+    """A connection to a file that never changes; a WAL file beside it is ignored."""
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
 
 
 def _snapshot(path: Path, anchor: Path | None) -> tuple[sqlite3.Connection, bytes | None]:
-    """A connection for reading that stays in the present moment, and the anchor from before it.
+    """A connection for reading one snapshot, and the content of the anchor from before it.
 
-    Looked at again if sealing put another file in place meanwhile, or if the first anchor came.
+    Repeated if meanwhile sealing replaced the file, or the first anchor was written.
     """
     while True:
-        anchored, before = _content(anchor), path.stat()
+        anchored, before = _read(anchor), path.stat()
         connection, error = None, None
         try:
             connection = _at_this_moment(path)
@@ -332,17 +335,17 @@ def _snapshot(path: Path, anchor: Path | None) -> tuple[sqlite3.Connection, byte
         if same and error is not None:
             raise error
         if connection is not None:
-            if same and not (anchored is None and _content(anchor) is not None):
+            if same and not (anchored is None and _read(anchor) is not None):
                 return connection, anchored
             connection.close()
 
 
 def _at_this_moment(path: Path) -> sqlite3.Connection:
-    if not _live(path):
-        return _sealed(path)
+    if not _in_wal_mode(path):
+        return _connect_sealed(path)
     name = path.absolute().as_uri()
     connection = sqlite3.connect(
-        f"{name}?mode=ro", uri=True, timeout=_PATIENCE, isolation_level=None
+        f"{name}?mode=ro", uri=True, timeout=_LOCK_TIMEOUT, isolation_level=None
     )
     try:
         connection.execute("BEGIN")
@@ -354,6 +357,6 @@ def _at_this_moment(path: Path) -> sqlite3.Connection:
             raise sqlite3.OperationalError(
                 f"{error}; if its folder can't be written to, read a copy of the run folder"
             ) from error
-        # a folder that can't be written to, so that SQLite can't share its WAL with a writer;
-        # without a WAL file everything is in this one
-        return _sealed(path)
+        # In a read-only folder SQLite can't create the files that WAL mode needs. Without a WAL
+        # file every entry is in the main file, which can be read as if it were sealed.
+        return _connect_sealed(path)

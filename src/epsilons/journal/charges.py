@@ -1,4 +1,8 @@
-"""Charges and restarts: which steps of a run were paid for, and what a restart left in force."""
+"""Charges and restarts: which steps of a run were paid for, and which entries are in force.
+
+A restart goes back to an earlier step. Steps charged after it are paid again; refreshes of later
+steps are no longer in force.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,9 @@ from epsilons.journal.chain import Chain, Entry
 
 
 def append_charge(chain: Chain, plan: Plan, first: int, last: int, *, anchored: bool) -> None:
-    """Charge steps `first` to `last`: `Journal.charge`."""
+    """Validate and append the charge of steps `first` to `last`; see `Journal.charge`."""
     expect_separate(chain)
-    newest, charged = latest(chain, "charge"), steps_charged(chain)
+    newest, charged = latest_entry(chain, "charge"), steps_charged(chain)
     if newest is not None and (newest.facts["first"], newest.facts["last"]) == (first, last):
         return
     if first != charged or last < first:
@@ -21,10 +25,10 @@ def append_charge(chain: Chain, plan: Plan, first: int, last: int, *, anchored: 
         raise ValueError(f"steps {first} to {last} are of two phases; charge them apart")
     if any(plan.refresh_due(step) for step in range(first + 1, last + 1)):
         raise ValueError(f"steps {first} to {last} cross a refresh; charge them apart")
-    if plan.refresh_due(first) and held_since(chain, first) not in (None, first):
+    if plan.refresh_due(first) and refresh_in_force(chain, first) not in (None, first):
         raise ValueError(
             f"the plan has a refresh at step {first}, and the norms that hold are of step "
-            f"{held_since(chain, first)}; record(step, norms) of all examples first, or plan "
+            f"{refresh_in_force(chain, first)}; record(step, norms) of all examples first, or plan "
             "fewer refreshes"
         )
     facts = {"first": first, "last": last, **phase_constants(plan.phase(first))}
@@ -32,14 +36,14 @@ def append_charge(chain: Chain, plan: Plan, first: int, last: int, *, anchored: 
 
 
 def append_restart(chain: Chain, step: int) -> None:
-    """Go back to `step`: `Journal.restart`."""
+    """Append a restart from `step`; see `Journal.restart`."""
     if not 0 <= step <= steps_charged(chain):
         raise ValueError(f"can't go back to step {step} of {steps_charged(chain)}")
     chain.append("restart", {"step": step}, b"", b"")
 
 
 def steps_charged(chain: Chain) -> int:
-    """How far the run has come: the first step that is not charged."""
+    """The first step that is not charged; after a restart, the step it went back to."""
     last = chain.last("charge", "restart")
     if last is None:
         return 0
@@ -49,17 +53,17 @@ def steps_charged(chain: Chain) -> int:
 def charged_counts(
     chain: Chain, plan: Plan, until: int | None = None, at: int | None = None
 ) -> tuple[int, ...]:
-    """How many steps were paid for in each of the plan's `stretches`: `Journal.charged`."""
-    stretches, done = plan.stretches, steps_charged(chain) if at is None else at
-    counts = [max(0, min(p.end, until or 0) - max(p.first, done)) for p in stretches]
+    """How many steps were paid for in each of the plan's `all_phases`; see `Journal.charged`."""
+    phases, done = plan.all_phases, steps_charged(chain) if at is None else at
+    counts = [max(0, min(p.end, until or 0) - max(p.first, done)) for p in phases]
     for entry in chain.entries("charge"):
         first, last = entry.facts["first"], entry.facts["last"]
-        counts[stretches.index(plan.phase(first))] += last + 1 - first
+        counts[phases.index(plan.phase(first))] += last + 1 - first
     return tuple(counts)
 
 
 def turns(chain: Chain) -> tuple[int, ...]:
-    """How far the run had come at its last charge, and then after each restart since."""
+    """The first step not charged after the last charge, then after each restart since."""
     found = [0]
     for entry in chain.entries("charge", "restart"):
         if entry.kind == "charge":
@@ -69,23 +73,23 @@ def turns(chain: Chain) -> tuple[int, ...]:
     return tuple(found)
 
 
-def latest(chain: Chain, kind: str) -> Entry | None:
+def latest_entry(chain: Chain, kind: str) -> Entry | None:
     """The last entry of a kind, unless the run was restarted since."""
     last, restart = chain.last(kind), chain.last("restart")
     return last if last and (restart is None or restart.number < last.number) else None
 
 
-def held_since(chain: Chain, step: int) -> int | None:
-    """The step of the norms of all examples that hold at `step`; None before the first."""
+def refresh_in_force(chain: Chain, step: int) -> int | None:
+    """The step of the refresh whose norms hold at `step`; None before the first refresh."""
     last = chain.last("refresh", "restart")
     if last is not None and last.kind == "refresh" and last.facts["step"] <= step:
         return int(last.facts["step"])
-    held = [e.facts["step"] for e in current_refreshes(chain) if e.facts["step"] <= step]
-    return held[-1] if held else None
+    steps = [e.facts["step"] for e in current_refreshes(chain) if e.facts["step"] <= step]
+    return steps[-1] if steps else None
 
 
 def current_refreshes(chain: Chain) -> list[Entry]:
-    """Records of all examples without those that restarts went back before."""
+    """Refreshes, in order, without those of steps later than a restart went back to."""
     current: list[Entry] = []
     for entry in chain.entries("refresh", "restart"):
         if entry.kind == "refresh":
@@ -96,7 +100,7 @@ def current_refreshes(chain: Chain) -> list[Entry]:
 
 
 def phase_constants(phase: Phase) -> dict[str, float]:
-    """What a step is priced by, beside the norms, as the entries hold it."""
+    """Sample rate, noise and clip bound of a phase, as in entries "charge" and "refresh"."""
     return {
         "sample_rate": phase.sample_rate,
         "noise_std": phase.noise_std,

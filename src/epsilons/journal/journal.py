@@ -1,8 +1,8 @@
-"""Journal: the facts of a run that privacy is priced from.
+"""Journal: the record of a run from which every ε is computed.
 
-It records norms and charges steps; what they cost is computed afterwards by `accounting`, so that
-another δ, another method or another conversion needs no retraining. One SQLite file, append-only,
-hash-chained (see `chain`): `verify` finds any change.
+It records gradient norms and charges steps; `accounting` prices them afterwards, so that another δ
+or another method needs no retraining. It is one append-only, hash-chained SQLite file (see
+`chain`), in which `verify` finds any change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from epsilons.journal import assumptions, charges, norm_records, recorded_epsilo
 from epsilons.journal.assumptions import Random
 from epsilons.journal.chain import Chain
 from epsilons.journal.norm_records import Constants, SomeKind
-from epsilons.journal.opening import checked_ids, opening_facts, read_opening
+from epsilons.journal.opening import opening_facts, read_opening, validated_ids
 from epsilons.journal.verification import Verified, undamaged
 from epsilons.randomness import Randomness
 
@@ -32,8 +32,8 @@ from epsilons.randomness import Randomness
 class Journal:
     """The append-only record of one run.
 
-    Algorithm 2 in facts: `record` says which norms hold from a step on, `charge` says which steps
-    are taken. Steps charged before the first record are priced at the clip bound.
+    Algorithm 2 of the paper: `record` appends norms, which hold from a step on; `charge` appends
+    steps that are taken. Steps charged before the first record are priced at the clip bound.
     """
 
     def __init__(self, chain: Chain) -> None:
@@ -61,14 +61,14 @@ class Journal:
     ) -> Self:
         """A new journal, mode 0600. `ids` (n,) name the examples in data set order.
 
-        `columns`: what else is known of the examples (see `Examples.packed`), for the opening.
-        `random_loss`: the loss draws (dropout); `random_data`: the data set gives an example
-        differently each time (augmentation). Then norms of a refresh are not quite those of the
-        step; where it shows later, `record_random` says so. `anchor`: where the head of the chain
-        is published. `salt`: for reproducible runs, as is the `seed` to be noted; by default it is
-        random. `randomness`: where noise and coins come from, if that is known.
+        `columns`: owners, groups and digests of the examples (see `Examples.packed`).
+        `random_loss`: the loss is random (dropout); `random_data`: the data set returns an example
+        differently each time (augmentation). Either makes norms of a refresh differ from those of
+        the step; if it is found out later, `record_random` appends it. `anchor`: the file in which
+        the head of the chain is published. `salt`: 32 bytes, random by default; given, with the
+        `seed` that is recorded, for reproducible runs. `randomness`: the source of noise and coins.
         """
-        names = checked_ids(ids, plan.n)
+        names = validated_ids(ids, plan.n)
         facts = opening_facts(
             plan,
             names,
@@ -84,9 +84,9 @@ class Journal:
     def open(
         cls, path: str | os.PathLike[str], *, anchor: Path | None = None, writable: bool = False
     ) -> Self:
-        """The journal at `path` as it is now, whatever is added to it later.
+        """The journal at `path`; for reading, a snapshot that later entries don't change.
 
-        `writable`: for going on; a sealed one can be read only.
+        `writable`: to append entries, which a sealed journal does not allow.
         """
         path = Path(path)
         if not path.is_file():
@@ -115,15 +115,15 @@ class Journal:
         self.close()
 
     def record(self, step: int, norms: ArrayLike, indices: ArrayLike | None = None) -> None:
-        """Gradient norms that hold from `step` on.
+        """Record gradient norms that hold from `step` on.
 
-        They are priced as they are given: they should have room for rounding, as by
-        `training.charged_norms`.
+        They are priced as given, so a margin for rounding must be included, as
+        `training.charged_norms` does.
 
-        Without `indices`: of all examples (n,), before the step is charged, until the next such
-        record. With `indices`: of examples that were drawn at `step`, which is charged, until
-        their next record; see `record_sampled`. A norm that is not a number is priced at the clip
-        bound. Recording the same again changes nothing.
+        Without `indices`: norms (n,) of all examples, a refresh, before the step is charged; they
+        hold until the next refresh. With `indices`: norms of examples sampled at `step`, after it
+        is charged; they hold until the example's next record (see `record_some`). NaN is priced
+        at the clip bound. Recording the same again changes nothing.
         """
         if indices is not None:
             self.record_some("sampled", step, [np.asarray(indices)], [np.asarray(norms)])
@@ -137,72 +137,71 @@ class Journal:
         indices: Sequence[NDArray[Any]],
         norms: Sequence[NDArray[Any]],
     ) -> None:
-        """Norms of some examples at steps `first`, `first` + 1, … which are charged.
+        """Record norms of some examples at the charged steps `first`, `first` + 1, …
 
-        `"sampled"`: of the examples that each step drew; they hold until the example's next
-        record. Under individual clipping they are refused: a threshold must not depend on who
-        was drawn. `"followed"`: of a fixed choice of examples at every step; they change no price.
+        `"sampled"`: of the examples in each step's batch; they hold until the example's next
+        record. Under individual clipping they raise: a threshold must not depend on who was
+        sampled. `"followed"`: of the same examples at every step; they change no ε of `epsilons`.
         """
         norm_records.append_some(self._chain, self.plan, kind, first, indices, norms)
 
     def record_random(self, what: Random, step: int) -> None:
-        """From `step` on, at the latest, norms of a refresh are not quite those of a step.
+        """Record that norms of a refresh differ from those of a step, from `step` on or earlier.
 
-        `"loss"`: the loss draws. `"data"`: an example came out differently when it was fetched
-        again. `"norms"`: an example had a larger gradient in a step than was charged for it.
-        Recording it again changes nothing.
+        `"loss"`: the loss is random. `"data"`: an example differed when it was fetched again.
+        `"norms"`: an example had a larger gradient in a step than was charged for it. Individual
+        ε's are estimates then. Recording it again changes nothing.
         """
         assumptions.append_random(self._chain, self._opening, what, step)
 
     def record_mixing(self, step: int) -> None:
-        """By `step` the loss of an example was found to depend on others of its batch.
+        """Record that by `step` an example's loss was found to depend on others of its batch.
 
-        Clipping then bounds nobody's part, and no figure of the run holds: they are refused.
+        Clipping then bounds nobody's contribution: every ε of this journal raises from now on.
         """
         assumptions.append_mixing(self._chain, step)
 
     @property
     def random(self) -> tuple[Random, ...]:
-        """What makes norms of a refresh differ from those of a step, as far as is on record."""
+        """What makes norms of a refresh differ from those of a step; see `record_random`."""
         return assumptions.random_draws(self._chain, self._opening)
 
     def charge(self, first: int, last: int | None = None, *, anchored: bool = True) -> None:
-        """Steps `first` to `last`, both included: every example pays for each of them.
+        """Charge every example for steps `first` to `last`, both included.
 
         To be called before anyone can see what the steps release. Charging the latest range again
-        changes nothing; no step can be skipped, nor paid twice except after `restart`. Where the
-        plan has a refresh, older norms don't go on holding: its norms are recorded first.
-        Publishing the anchor costs more than the entry: with `anchored=False` the next entry, or
-        `seal`, does.
+        changes nothing; no step can be skipped, nor be charged twice except after `restart`. Where
+        the plan has a refresh, its norms must be recorded first. Publishing the anchor takes longer
+        than the entry itself: with `anchored=False` it is left to the next entry or to `seal`.
         """
         last = first if last is None else last
         charges.append_charge(self._chain, self.plan, first, last, anchored=anchored)
 
     def bounds(self, step: int, indices: ArrayLike) -> NDArray[np.float64]:
-        """Clip bounds of the examples `indices` at `step`, which is charged: for `private_step`.
+        """Clip bounds (k,) of the examples `indices` at a charged step, for `private_step`.
 
         Under individual clipping each example's threshold, as it is priced; else the common bound.
         """
         return norm_records.clip_bounds(self._chain, self.plan, step, indices)
 
     def identify(self, identity: Mapping[str, str]) -> None:
-        """Note of what the run is (data set, model, …), once, before its first step."""
+        """Record which data set, model and so on the run is of, once, before its first step."""
         if self.identity is not None or self.steps_charged:
             raise ValueError("what the run is of is noted once, before its first step")
         self._chain.append("identity", dict(identity), b"", b"")
 
     @property
     def identity(self) -> dict[str, str] | None:
-        """What `identify` noted; None if nothing was."""
+        """What `identify` recorded; None if it was not called."""
         entry = self._chain.last("identity")
         return None if entry is None else dict(entry.facts)
 
     def restart(self, step: int) -> None:
-        """Go back to `step`: what is charged from here on is paid again, by everyone."""
+        """Go back to `step`: steps from there on are charged again, and everyone pays again."""
         charges.append_restart(self._chain, step)
 
     def record_outcomes(self, training: bytes, held_out: bytes) -> None:
-        """How the examples fared under the final model, as packed columns; the last record counts.
+        """Record losses and correctness under the final model, as packed columns; the last counts.
 
         `held_out`: the held-out examples with their outcomes, empty if there are none.
         """
@@ -210,42 +209,42 @@ class Journal:
 
     @property
     def columns(self) -> bytes:
-        """What the opening knows of the examples beside their ids."""
+        """Packed columns of the examples beside their ids, as given to `create`."""
         return self._chain.norms(0)
 
     @property
     def outcomes(self) -> tuple[bytes, bytes] | None:
-        """What `record_outcomes` was given, once it was."""
+        """The arguments of the last `record_outcomes`; None if it was not called."""
         last = self._chain.last("outcomes")
         if last is None:
             return None
         return self._chain.indices(last.number), self._chain.norms(last.number)
 
     def seal(self) -> None:
-        """End the journal: nothing can be added, and any byte changed from now on is found."""
+        """End the journal: no entry can be appended, and `check` finds any changed byte."""
         self._chain.seal()
 
     @property
     def steps_charged(self) -> int:
-        """How far the run has come: the first step that is not charged."""
+        """The first step that is not charged; after a restart, the step it went back to."""
         return charges.steps_charged(self._chain)
 
     def charged(self, until: int | None = None, *, at: int | None = None) -> tuple[int, ...]:
-        """How many steps every example has paid for in each of the plan's `stretches`.
+        """How many steps every example has paid for in each of the plan's `all_phases`.
 
-        Those charged again after a restart count again. `until`: as it will be before that step,
-        going on from where the run is, or from step `at`.
+        Steps charged again after a restart count again. `until`: including the steps still to be
+        charged before step `until`, from `steps_charged` or from step `at`.
         """
         return charges.charged_counts(self._chain, self.plan, until, at)
 
     @property
     def turns(self) -> tuple[int, ...]:
-        """How far the run had come at its last charge, and then after each restart since."""
+        """`steps_charged` after the last charge, then after each restart since."""
         return charges.turns(self._chain)
 
     @property
     def repeated(self) -> int:
-        """How many steps were charged that restarts went back before: they are paid twice."""
+        """How many charged steps restarts undid; those that are taken again are paid for twice."""
         return sum(self.charged()) - self.steps_charged
 
     def worst_case(
@@ -258,8 +257,8 @@ class Journal:
     ) -> float:
         """ε of an example at the clip bound in every step charged: the DP guarantee of the run.
 
-        Of the run as it is, or as it will be before step `until`. It is the plan's, unless steps
-        were charged again. `releases` as for `Plan.worst_case`.
+        `until`: as it will be before step `until`, by default as it is now. Of a whole run it is
+        the plan's worst case, unless steps were charged again. `releases` as for `Plan.worst_case`.
         """
         return recorded_epsilons.worst_case(
             self._chain, self.plan, method, until=until, delta=delta, releases=releases
@@ -267,9 +266,9 @@ class Journal:
 
     @property
     def kind(self) -> Kind:
-        """What an individual ε is worth by what was recorded: `exact`, `bound` or `estimate`.
+        """Whether individual ε's are `exact`, a `bound` or an `estimate`, by what was recorded.
 
-        `plan.kind` is what is planned; this is what holds.
+        `plan.kind` is what the plan leads to expect.
         """
         return recorded_epsilons.kind(self._chain, self._opening, sampled=True)
 
@@ -279,17 +278,17 @@ class Journal:
         return tuple(entry.facts["step"] for entry in self._chain.entries("refresh"))
 
     def refreshes_now(self) -> tuple[int, ...]:
-        """The same for the course that the run is on: without what restarts went back before."""
+        """The same without refreshes of steps that a restart went back before."""
         return tuple(entry.facts["step"] for entry in charges.current_refreshes(self._chain))
 
     @property
     def restarts(self) -> int:
-        """How often the run went back."""
+        """How often the run went back to an earlier step."""
         return sum(1 for _ in self._chain.entries("restart"))
 
     def recorded_now(self, kind: SomeKind, first: int) -> bool:
         """Whether norms of some examples from `first` on are recorded since the last restart."""
-        latest = charges.latest(self._chain, kind)
+        latest = charges.latest_entry(self._chain, kind)
         return latest is not None and latest.facts["first"] >= first
 
     def norms(self, step: int) -> NDArray[np.float64]:
@@ -301,16 +300,16 @@ class Journal:
     ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
         """Blocks (norms (rows, m), steps (rows,) or (rows, m)) of `chunk` examples, in order.
 
-        A row's norms held for its number of steps. Memory is bounded by the chunk. Without
-        `sampled`, norms of sampled examples are left out. `only`: the examples at these
-        ascending positions of the data set; by default all.
+        `steps`: for how many charged steps a row's norms hold. Memory is bounded by the chunk.
+        `sampled=False` leaves out norms of sampled examples. `only`: ascending indices of examples
+        in the data set; by default all.
         """
         return norm_records.histories(
             self._chain, self.plan, chunk=chunk, sampled=sampled, only=only
         )
 
     def constants(self, *, sampled: bool = True, only: ArrayLike | None = None) -> Constants:
-        """Rate, noise and bound of each row of `histories`, asked for the same examples."""
+        """Sample rate, noise and clip bound of each row of `histories` for the same arguments."""
         return norm_records.row_constants(self._chain, self.plan, sampled=sampled, only=only)
 
     def epsilons(
@@ -324,8 +323,8 @@ class Journal:
     ) -> Epsilons:
         """ε of every example for the steps charged so far, in data set order.
 
-        `only`: of the examples at these ascending positions, as they are among all; nothing is
-        computed for the others. `releases`: everything let out beside the training; by default
+        `only`: ascending indices of examples; their values are the same as among all, and nothing
+        is computed for the others. `releases`: everything released beside the training; by default
         the plan's clip bound, as in `worst_case`.
         """
         return recorded_epsilons.epsilons(
@@ -335,7 +334,7 @@ class Journal:
     def followed(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Indices (m,) and norms (charged steps, m) of the followed examples.
 
-        A step that was charged but has no norms is at the clip bound.
+        A charged step without their norms has the clip bound.
         """
         return norm_records.followed(self._chain, self.plan)
 
@@ -344,15 +343,15 @@ class Journal:
         return recorded_epsilons.followed_epsilons(self._chain, self._opening, delta, method)
 
     def check(self) -> tuple[int, bool]:
-        """Check the chain, its anchor and its seal: number of entries, and whether it is sealed.
+        """Validate the chain, its anchor and its seal: number of entries, and whether it is sealed.
 
-        ValueError if anything was changed.
+        Raises ValueError if anything was changed.
         """
         with undamaged(self.path):
             return self._chain.verify()
 
     def verify(self) -> Verified:
-        """The same, and price the rows anew."""
+        """The same, with every ε computed anew."""
         entries, sealed = self.check()
         with undamaged(self.path):
             return Verified(entries, self.steps_charged, sealed, self.epsilons())

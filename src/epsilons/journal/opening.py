@@ -13,13 +13,13 @@ from epsilons.accounting.plan import Plan
 from epsilons.journal.chain import SALT_BYTES, Chain
 from epsilons.randomness import Randomness
 
-# 1 (no number in the opening): examples and outcomes stand in files beside the journal.
-# 2: they are part of the chain.
+# Format 1 (openings without a number): examples and outcomes are files beside the journal.
+# Format 2: they are entries of the chain.
 FORMAT = 2
 
 
 class Opening(NamedTuple):
-    """What the first entry says; `facts` is all of it but the ids."""
+    """The first entry, parsed; `facts` is its JSON, which has everything but the ids."""
 
     format: int
     plan: Plan
@@ -27,8 +27,8 @@ class Opening(NamedTuple):
     facts: Mapping[str, Any]
 
 
-def checked_ids(ids: ArrayLike | None, n: int) -> NDArray[Any]:
-    """The ids (n,) of the examples; their positions if there are none."""
+def validated_ids(ids: ArrayLike | None, n: int) -> NDArray[Any]:
+    """The ids (n,) of the examples; 0 to n − 1 if none are given."""
     names = np.arange(n) if ids is None else np.asarray(ids)
     if names.shape != (n,) or names.dtype == object:
         raise ValueError(
@@ -48,7 +48,7 @@ def opening_facts(
     seed: int | None,
     randomness: Randomness | None,
 ) -> dict[str, Any]:
-    """The facts of a new journal's first entry, for `Journal.create`."""
+    """The facts of a new journal's first entry; see `Journal.create`."""
     return {
         "format": FORMAT,
         "plan": plan.to_dict(),

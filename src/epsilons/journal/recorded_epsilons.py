@@ -1,4 +1,4 @@
-"""ε's of the norms that a journal recorded, and what they are worth."""
+"""ε of the norms in a journal, and its kind: exact, bound or estimate."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from epsilons.accounting.results import Epsilons, Kind
 from epsilons.journal.assumptions import expect_separate, random_draws
 from epsilons.journal.chain import Chain
 from epsilons.journal.charges import charged_counts
-from epsilons.journal.intervals import durations, positions
-from epsilons.journal.norm_records import followed, histories, recorded_rows, row_constants
+from epsilons.journal.intervals import chosen_examples
+from epsilons.journal.norm_records import followed, histories, refresh_intervals, row_constants
 from epsilons.journal.opening import Opening
 
 _ROUNDED: dict[str | None, Kind] = {None: "exact", "up": "bound", "nearest": "estimate"}
-_CHUNK = 4096
+_CHUNK = 4096  # examples at a time: bounds the memory
 
 
 def worst_case(
@@ -31,7 +31,7 @@ def worst_case(
     delta: float | None = None,
     releases: Releases | None = None,
 ) -> float:
-    """ε of an example at the clip bound in every step charged: `Journal.worst_case`."""
+    """ε of an example at the clip bound in every charged step; see `Journal.worst_case`."""
     expect_separate(chain)
     return plan.worst_case(
         method, steps=charged_counts(chain, plan, until), delta=delta, releases=releases
@@ -39,17 +39,19 @@ def worst_case(
 
 
 def kind(chain: Chain, opening: Opening, *, sampled: bool) -> Kind:
-    """What an individual ε is worth: `Journal.kind`, with or without norms of sampled examples."""
+    """The kind of the individual ε's, with or without sampled norms; see `Journal.kind`."""
     expect_separate(chain)
-    plan, rows = opening.plan, recorded_rows(chain, opening.plan)
+    plan, intervals = opening.plan, refresh_intervals(chain, opening.plan)
     if plan.clipping != "max":
         return plan.kind
-    at_bound = [entry is None for entry in rows.entry]
+    at_bound = [entry is None for entry in intervals.entry]
     some = sampled and chain.last("sampled") is not None
     if all(at_bound) and not some:
         return "bound"
-    # where single norms were recorded, those go on holding too
-    older = any(k > 1 for k, c in zip(durations(rows), at_bound, strict=True) if some or not c)
+    # For steps after its own a norm is an estimate. The clip bound is none, whatever the step, but
+    # sampled norms may hold in the same interval.
+    lengths = zip(intervals.lengths, at_bound, strict=True)
+    older = any(length > 1 for length, bound in lengths if some or not bound)
     random = random_draws(chain, opening)
     if older or random or "estimate" in (plan.kind, _ROUNDED[plan.rounding]):
         return "estimate"
@@ -66,16 +68,16 @@ def epsilons(
     only: ArrayLike | None,
     releases: Releases | None,
 ) -> Epsilons:
-    """ε of every example, or of `only` some: `Journal.epsilons`."""
+    """ε of every example, or of the examples `only`; see `Journal.epsilons`."""
     plan = opening.plan
-    chosen = positions(plan.n, only)
-    held = row_constants(chain, plan, sampled=sampled, only=chosen)
+    chosen = chosen_examples(plan.n, only)
+    constants = row_constants(chain, plan, sampled=sampled, only=chosen)
     let_out = plan.clip_bound if releases is None else releases
     priced = composed_epsilons(
         histories(chain, plan, chunk=_CHUNK, sampled=sampled, only=chosen),
-        sample_rate=held.sample_rate,
-        noise_std=held.noise_std,
-        max_grad_norm=held.bound,
+        sample_rate=constants.sample_rate,
+        noise_std=constants.noise_std,
+        max_grad_norm=constants.bound,
         delta=plan.delta if delta is None else delta,
         method=method,
         levels=plan.levels,
@@ -90,16 +92,16 @@ def epsilons(
 def followed_epsilons(
     chain: Chain, opening: Opening, delta: float | None, method: Method
 ) -> Epsilons:
-    """ε of the followed examples from their norms at every step: `Journal.followed_epsilons`."""
-    plan, rows = opening.plan, recorded_rows(chain, opening.plan)
-    row = np.repeat(np.arange(len(rows.entry)), durations(rows))
+    """ε of followed examples from their norms at every step; see `Journal.followed_epsilons`."""
+    plan, intervals = opening.plan, refresh_intervals(chain, opening.plan)
+    row = np.repeat(np.arange(len(intervals.entry)), intervals.lengths)
     _, norms = followed(chain, plan)
     let_out = plan.clip_bound
     priced = composed_epsilons(
         [(norms, np.ones(len(norms), dtype=np.int64))],
-        sample_rate=rows.sample_rate[row],
-        noise_std=rows.noise_std[row],
-        max_grad_norm=rows.bound[row],
+        sample_rate=intervals.sample_rate[row],
+        noise_std=intervals.noise_std[row],
+        max_grad_norm=intervals.bound[row],
         delta=plan.delta if delta is None else delta,
         method=method,
         levels=plan.levels,

@@ -1,4 +1,4 @@
-"""Verification: what checking a journal finds to hold, and how damage is reported."""
+"""Verification: the result of `Journal.verify`, and errors of a damaged file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from epsilons.accounting.results import Epsilons
 
 
 class Verified(NamedTuple):
-    """What `verify` found to hold."""
+    """A journal that passed: its numbers of entries and charged steps, and its ε's priced anew."""
 
     entries: int
     steps: int
@@ -22,7 +22,7 @@ class Verified(NamedTuple):
 
 @contextmanager
 def undamaged(path: Path) -> Iterator[None]:
-    """Errors of reading a file that is no journal any more, as ValueError."""
+    """Raise errors of SQLite or of malformed entries as ValueError that names the file."""
     try:
         yield
     except (sqlite3.DatabaseError, TypeError, KeyError) as error:

@@ -234,7 +234,7 @@ class Budget:
         Raises `OverBudget`, and charges nothing, where less than `cost` is left.
         """
         key = json.dumps(question, sort_keys=True, ensure_ascii=False)
-        with self.alone():
+        with self.transaction():
             found = self._found(key)
             if found is None:
                 self._charge(key, cost)
@@ -243,7 +243,7 @@ class Budget:
         elif found.answer is not None:
             return found.answer
         drawn = json.dumps(answer(), ensure_ascii=False, allow_nan=False)
-        with self.alone():
+        with self.transaction():
             found = self._found(key)
             assert found is not None
             if found.answer is None:
@@ -260,9 +260,9 @@ class Budget:
         """Every question charged so far, in order."""
         return _entries(self._chain)
 
-    def alone(self) -> AbstractContextManager[None]:
-        """A transaction that no other process writes beside; on disk once the block is left."""
-        return self._chain.alone()
+    def transaction(self) -> AbstractContextManager[None]:
+        """Lock out other writers until the block is left; then its entries are on disk."""
+        return self._chain.transaction()
 
     @property
     def ledger(self) -> str | None:

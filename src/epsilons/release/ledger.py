@@ -42,7 +42,7 @@ def write_ledger(run: Run, budget: Budget) -> Path:
     budget: one that someone edited is replaced.
     """
     file = run.path / "public" / LEDGER
-    with budget.alone():
+    with budget.transaction():
         page = _page(run, budget.entries(), budget.limit)
         if budget.ledger is None or _digest(file) != budget.ledger or not _knows_more(file, page):
             _write(file, page)

@@ -140,16 +140,16 @@ class Callbacks:
         """ε at δ of a record at the clip bound in every step of every run."""
         if self.kind == "none":
             return math.inf
-        stretches = [
+        phases = [
             (phase, count)
             for run in self.runs
-            for phase, count in zip(run.plan.stretches, run.journal.charged(), strict=True)
+            for phase, count in zip(run.plan.all_phases, run.journal.charged(), strict=True)
             if count
         ]
         return composed_epsilon(
-            np.array([phase.noise_multiplier for phase, _ in stretches]),
-            np.array([count for _, count in stretches], dtype=np.int64),
-            np.array([phase.sample_rate for phase, _ in stretches]),
+            np.array([phase.noise_multiplier for phase, _ in phases]),
+            np.array([count for _, count in phases], dtype=np.int64),
+            np.array([phase.sample_rate for phase, _ in phases]),
             delta,
             method=self.method,
             releases=self.releases if releases is None else releases,
@@ -185,15 +185,15 @@ class Callbacks:
         plans = [run.plan for run in self.runs]
         ways = {(plan.levels, plan.rounding, plan.clipping) for plan in plans}
         if len(ways) > 1:
-            for (norms, _), held, plan in zip(blocks, constants, plans, strict=True):
-                _round_up(norms, held.bound, plan)
+            for (norms, _), of_run, plan in zip(blocks, constants, plans, strict=True):
+                _round_up(norms, of_run.bound, plan)
             ways = {(max(plan.levels for plan in plans), None, "max")}
         ((levels, rounding, clipping),) = ways
         return composed_epsilons(
             [(np.concatenate([z for z, _ in blocks]), np.concatenate([t for _, t in blocks]))],
-            sample_rate=np.concatenate([held.sample_rate for held in constants]),
-            noise_std=np.concatenate([held.noise_std for held in constants]),
-            max_grad_norm=np.concatenate([held.bound for held in constants]),
+            sample_rate=np.concatenate([of_run.sample_rate for of_run in constants]),
+            noise_std=np.concatenate([of_run.noise_std for of_run in constants]),
+            max_grad_norm=np.concatenate([of_run.bound for of_run in constants]),
             delta=delta,
             method=self.method,
             levels=levels,
