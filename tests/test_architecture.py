@@ -40,6 +40,9 @@ ALLOWED = {
     "__init__": RUNS,
     "__main__": {"cli"},
 }
+NUMBA_ROOMS = {"accounting", "noise"}
+ROOMS_OF_SHORT_FILES = ("journal", "noise", "training")
+MOST_LINES = 400
 TORCH_ROOMS = {"gradients", "noise", "training", "data", "models", "integrations", "job"}
 
 
@@ -80,6 +83,31 @@ def test_imports_follow_the_arrows(file):
 def test_only_the_torch_rooms_import_torch(file):
     if room(file) not in TORCH_ROOMS:
         assert not {name for name in imports(file) if name.split(".")[0] == "torch"}
+
+
+@pytest.mark.parametrize("name", ROOMS_OF_SHORT_FILES)
+def test_files_are_short(name):
+    lines = {
+        str(file.relative_to(PACKAGE)): len(file.read_text(encoding="utf-8").splitlines())
+        for file in FILES
+        if room(file) == name
+    }
+    assert lines
+    assert {file: count for file, count in lines.items() if count > MOST_LINES} == {}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_inner_lines_hold(file):
+    """Rules don't know the tracer; gradients and noise know neither each other nor runs."""
+    names = imports(file)
+    libraries = {name.split(".")[0] for name in names}
+    inside = {name.removeprefix("epsilons.") for name in names if name.startswith("epsilons.")}
+    assert "llvmlite" not in libraries
+    assert "numba" not in libraries or room(file) in NUMBA_ROOMS
+    if file.is_relative_to(PACKAGE / "gradients" / "rules"):
+        assert not {name for name in inside if name.startswith("gradients.tracer")}
+    if room(file) in ("gradients", "noise"):
+        assert {name.split(".")[0] for name in inside} <= {room(file)} | ACCOUNTING
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "experiments").glob("*.py")), ids=lambda f: f.name)
