@@ -9,7 +9,7 @@ some leaks show only in certain company: a loss that is weighted by the classes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.overrides import TorchFunctionMode
 
 from epsilons.gradients.autograd_nodes import opened
 from epsilons.gradients.buffer_checks import check_buffers
@@ -32,13 +31,12 @@ from epsilons.gradients.norms import (
     examples,
     trainable,
 )
-from epsilons.gradients.operations import names
-from epsilons.gradients.rules import LOW_PRECISION, UnsupportedLayer
+from epsilons.gradients.random_loss import SEED, NoDropout, batch_losses, is_random
+from epsilons.gradients.rules import UnsupportedLayer
 from epsilons.gradients.trees import swapped, tensors_in
 
 CANARIES = 3
 GROUPED = 16  # examples whose losses are compared between groupings
-_SEED = 20
 _LEAST = 1e-12  # losses apart by less are equal
 
 
@@ -97,17 +95,17 @@ def expect_separate(
     if not count:
         return False
     everyone = torch.arange(count, device=device)
-    with undisturbed(model, device, _SEED) as restore:
-        random = _is_random(model, loss_fn, batch, restore)
-        with _Quiet(device.type) as quiet, torch.enable_grad():
-            if random and _is_random(model, loss_fn, batch, restore):
+    with undisturbed(model, device, SEED) as restore:
+        random = is_random(model, loss_fn, batch, restore)
+        with NoDropout(device.type) as quiet, torch.enable_grad():
+            if random and is_random(model, loss_fn, batch, restore):
                 return random
             crowd = torch.cat([everyone, everyone[: (count + 1) // 2]])
             among = _among_namesakes(model, loss_fn, batch, crowd).detach()
             restore()
             for part in (everyone[::2], everyone[1::2]):
                 if len(part):
-                    apart = _losses(model, loss_fn, examples(batch, part)).detach()
+                    apart = batch_losses(model, loss_fn, examples(batch, part)).detach()
                     restore()
                     _compare("losses", apart, among[part], quiet.tolerance, least=least)
             again = among[count:]
@@ -129,12 +127,12 @@ def _among_namesakes(model: nn.Module, loss_fn: LossFn, batch: Any, crowd: Tenso
         rows[id(parts[-1])] = parts[-1][first] if parts[-1].dim() > 0 else parts[-1]
         with suppress(RuntimeError, ValueError, IndexError):
             return loss_fn(model, swapped(batch, rows))[: len(crowd)]
-    return _losses(model, loss_fn, examples(batch, crowd))
+    return batch_losses(model, loss_fn, examples(batch, crowd))
 
 
 def _finite(model: nn.Module, loss_fn: LossFn, batch: Any, device: torch.device) -> Any:
     """The examples of a batch that have a finite loss."""
-    with undisturbed(model, device, _SEED), torch.enable_grad():  # as in training
+    with undisturbed(model, device, SEED), torch.enable_grad():  # as in training
         losses = loss_fn(model, batch)
     check_losses(losses, example_count(batch))
     finite = losses.detach().isfinite()
@@ -197,11 +195,11 @@ def _problems(model: nn.Module) -> Iterator[str]:
 
 
 def _canary(model: nn.Module, loss_fn: LossFn, batch: Any, device: torch.device) -> bool:
-    with undisturbed(model, device, _SEED) as restore:
-        random = _is_random(model, loss_fn, batch, restore)
-        with _Quiet(device.type) as quiet:
-            settled = not (random and _is_random(model, loss_fn, batch, restore))
-            losses = _losses(model, loss_fn, batch).detach() if settled else None
+    with undisturbed(model, device, SEED) as restore:
+        random = is_random(model, loss_fn, batch, restore)
+        with NoDropout(device.type) as quiet:
+            settled = not (random and is_random(model, loss_fn, batch, restore))
+            losses = batch_losses(model, loss_fn, batch).detach() if settled else None
             restore()
             rows = [
                 _single(model, loss_fn, batch, i, restore, losses, quiet)
@@ -211,7 +209,7 @@ def _canary(model: nn.Module, loss_fn: LossFn, batch: Any, device: torch.device)
             if not norms.isfinite().all():
                 return random
             bounds = norms / 2
-            torch.manual_seed(_SEED)
+            torch.manual_seed(SEED)
             sums, found = clipped_gradients(model, loss_fn, batch, bounds)
             restore()
     tolerance = quiet.tolerance
@@ -223,30 +221,6 @@ def _canary(model: nn.Module, loss_fn: LossFn, batch: Any, device: torch.device)
     return random
 
 
-def _is_random(model: nn.Module, loss_fn: LossFn, batch: Any, restore: Callable[[], None]) -> bool:
-    results = []
-    with torch.enable_grad():
-        for seed in (_SEED, _SEED + 1):
-            torch.manual_seed(seed)
-            results.append(_losses(model, loss_fn, batch).detach())
-            restore()
-    return not torch.equal(results[0], results[1])
-
-
-def _losses(model: nn.Module, loss_fn: LossFn, batch: Any) -> Tensor:
-    """The losses of some examples; batches of every size occur in training."""
-    try:
-        return loss_fn(model, batch)
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, ValueError, IndexError) as error:
-        count = example_count(batch)
-        size = "one example" if count == 1 else f"{count} examples"
-        raise UnsupportedLayer(
-            f"the model or its loss fails on a batch of {size}: {error}"
-        ) from error
-
-
 def _single(
     model: nn.Module,
     loss_fn: LossFn,
@@ -254,16 +228,16 @@ def _single(
     place: int,
     restore: Callable[[], None],
     losses: Tensor | None,
-    quiet: _Quiet,
+    quiet: NoDropout,
 ) -> Mapping[str, Tensor]:
     """One example's gradient by autograd: alone, or (if the loss is random) within its batch."""
     parameters = trainable(model)
-    torch.manual_seed(_SEED)
+    torch.manual_seed(SEED)
     with torch.enable_grad():
         if losses is None:
             loss = loss_fn(model, batch)[place]
         else:
-            loss = _losses(model, loss_fn, examples(batch, slice(place, place + 1))).sum()
+            loss = batch_losses(model, loss_fn, examples(batch, slice(place, place + 1))).sum()
             _compare("losses", loss.detach(), losses[place], quiet.tolerance)
         found = _gradients(loss, list(parameters.values()))
     restore()
@@ -311,52 +285,5 @@ def _compare(
         )
 
 
-class _Quiet(TorchFunctionMode):
-    """Dropout that drops nothing, so that a batch and its examples see the same network.
-
-    `tolerance` is how far apart they may come out, by the coarsest numbers seen.
-    """
-
-    def __init__(self, device: str) -> None:
-        super().__init__()
-        self.device = device
-        self.tolerance = 1e-3
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        named = dict(kwargs or {})
-        name = getattr(func, "__name__", "")
-        if name in _DROPPING and args:
-            return args[0].clone()
-        if name in _DROPOUT_AT:
-            place = _DROPOUT_AT[name]
-            if name in _RECURRENT and not isinstance(args[3], bool):
-                place += 1  # a packed sequence brings its sizes
-            if len(args) > place:
-                args = (*args[:place], 0.0, *args[place + 1 :])
-            elif "dropout_p" in named:
-                named["dropout_p"] = 0.0
-        out = func(*args, **named)
-        halved = isinstance(out, Tensor) and out.dtype in LOW_PRECISION
-        if halved or torch.is_autocast_enabled(self.device):
-            self.tolerance = 0.1
-        return out
-
-
-_DROPPING = names(
-    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout "
-    "dropout_ alpha_dropout_ feature_dropout_"
-)
 # what a checkpoint computes again in the backward pass has no dropout either
 _grad = opened(torch.autograd.grad) or torch.autograd.grad
-_RECURRENT = names("lstm gru rnn_tanh rnn_relu")
-_DROPOUT_AT = {  # its place among the arguments
-    "scaled_dot_product_attention": 4,
-    "multi_head_attention_forward": 10,
-    **dict.fromkeys(_RECURRENT, 5),
-}

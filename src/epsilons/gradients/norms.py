@@ -114,7 +114,7 @@ def clipped_pass(
             rows = padded(rows, size)
             its = torch.cat([its, its.new_zeros(size - taken)])
         part = batch if taken == size == count else examples(batch, rows)
-        accumulated, found = _backward(model, loss_fn, part, parameters, keep=True)
+        accumulated, found = backward_pass(model, loss_fn, part, parameters, keep=True)
         lengths, factors, finite = clip_factors(accumulated.squares, its)
         clipped = accumulated.clipped_sum(factors.to(dtype), finite)
         if totals is None:
@@ -126,6 +126,11 @@ def clipped_pass(
     if totals is None:
         totals = {name: torch.zeros_like(p, dtype=dtype) for name, p in parameters.items()}
     return Clipped(totals, torch.cat(norms), torch.cat(losses))
+
+
+def whole_rows(count: int) -> int:
+    """The next multiple of 8: kernels treat the rest after whole vectors in another way."""
+    return -(-count // 8) * 8
 
 
 def padded(rows: Tensor, size: int) -> Tensor:
@@ -192,7 +197,7 @@ def gradient_norms(
         for batch in batches:
             moved = {id(t): t.to(place) for t in tensors_in(batch)}
             batch, count = swapped(batch, moved), example_count(batch)
-            size = max(size, count)
+            size = size or whole_rows(count)
             if 0 < count < size:  # all passes have one shape: see `clipped_gradients`
                 batch = examples(batch, padded(torch.arange(count, device=place), size))
             found = batch_norms(model, loss_fn, batch)[:count]
@@ -208,7 +213,7 @@ def gradient_norms(
 
 def batch_norms(model: nn.Module, loss_fn: LossFn, batch: Any) -> Tensor:
     """The gradient norms of one batch, (B,) float64, on the model's device."""
-    return _backward(model, loss_fn, batch, trainable(model), keep=False)[0].squares.sqrt()
+    return backward_pass(model, loss_fn, batch, trainable(model), keep=False)[0].squares.sqrt()
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:
@@ -284,7 +289,7 @@ def _bounds(bounds: Any, count: int, device: torch.device) -> Tensor:
     return limits
 
 
-def _backward(
+def backward_pass(
     model: nn.Module,
     loss_fn: LossFn,
     batch: Any,

@@ -116,7 +116,9 @@ def pass_examples(plan: Plan | Phase, micro_batch: int | None) -> int | None:
     if plan.sums == "float32":
         return micro_batch
     size = pass_size(plan.batch_size)
-    return size if micro_batch is None else min(size, micro_batch)
+    if micro_batch is None or micro_batch >= size:
+        return size
+    return micro_batch - micro_batch % 8 if micro_batch >= 8 else micro_batch
 
 
 def _check_size(plan: Plan | Phase, count: int) -> None:
