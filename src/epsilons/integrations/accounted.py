@@ -1,4 +1,4 @@
-"""Accounted: what a step of someone else's loop must do for the journal, before it is taken."""
+"""Accounted: a training loop that is not ours, with every step journaled before it is taken."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ from epsilons.training.inspection import inspect_refresh, inspect_start
 from epsilons.training.step import charged_norms
 
 Collate = Callable[[list[Any]], Any]
-Look = Callable[[NDArray[np.float64]], None]
+OnNorms = Callable[[NDArray[np.float64]], None]
 
 
 class Accounted:
     """A run that another loop carries out: `.run`, `.epsilons()`, and `.close()` at the end.
 
-    `resting` is entered around every pass over the data: whatever hangs on the model rests there.
+    `without_hooks` is entered around every pass over the data, and takes the loop's own hooks off
+    the model there.
     `on_grid`: the noise is `private_step`'s, and norms have room for the rounding to its grid.
     `randomness`: where the loop takes noise and coins from, if that is known.
     """
@@ -51,7 +52,7 @@ class Accounted:
         examples: Examples | None = None,
         batch_size: int = 256,
         collate_fn: Collate = default_collate,
-        resting: Callable[[], AbstractContextManager[None]] = nullcontext,
+        without_hooks: Callable[[], AbstractContextManager[None]] = nullcontext,
         on_grid: bool = False,
         randomness: Randomness | None = None,
     ) -> None:
@@ -59,7 +60,7 @@ class Accounted:
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size={batch_size!r}; expected a number of examples ≥ 1")
         n = len(dataset)  # type: ignore[arg-type]
-        with resting():
+        with without_hooks():
             found = inspect_start(model, loss_fn, dataset, collate_fn=collate_fn)
         names = Examples.numbered(n) if examples is None else examples
         self.run = Run.create(
@@ -71,7 +72,8 @@ class Accounted:
         )
         renew_ledger(self.run)
         self._model, self._loss_fn, self._dataset = model, loss_fn, dataset
-        self._batch_size, self._collate, self._resting = batch_size, collate_fn, resting
+        self._batch_size, self._collate = batch_size, collate_fn
+        self._without_hooks = without_hooks
         self._on_grid = on_grid
         self._closed = False
 
@@ -88,13 +90,16 @@ class Accounted:
             if kind is None:  # else what went wrong in the loop says more
                 raise
 
-    def before_step(self, look: Look | None = None) -> None:
-        """Record what is due and charge the next step; `look` sees the norms (n,) before that."""
+    def before_step(self, on_norms: OnNorms | None = None) -> None:
+        """Record the norms if a refresh is due, and charge the next step.
+
+        `on_norms` is called with the norms (n,) of a refresh before they are recorded.
+        """
         journal = self.run.journal
         step = journal.steps_charged
         norms = None
         if journal.plan.refresh_due(step):
-            with self._resting():
+            with self._without_hooks():
                 self._inspect(step)
                 norms = gradient_norms(
                     self._model,
@@ -104,8 +109,8 @@ class Accounted:
                     collate_fn=self._collate,
                     seed=step,
                 )
-            if look is not None:
-                look(norms)
+            if on_norms is not None:
+                on_norms(norms)
             phase = journal.plan.phase(step)
             room = charged_norms(norms, self._model, phase) if self._on_grid else None
             journal.record(step, norms * (1 + NORM_ERROR) if room is None else room)

@@ -38,8 +38,8 @@ from epsilons.integrations.opacus_parts import (
     grad_sample_hooks,
     poisson_sampler,
     randomness_of,
-    resting,
     steps_taken,
+    without_hooks,
 )
 
 _REFRESHES_PER_EPOCH = 3  # the paper's
@@ -132,7 +132,12 @@ class AttachedToOpacus(Accounted):
         **options: Any,
     ) -> None:
         super().__init__(
-            hooks._module, loss_fn, dataset, plan, resting=lambda: resting(hooks), **options
+            hooks._module,
+            loss_fn,
+            dataset,
+            plan,
+            without_hooks=lambda: without_hooks(hooks),
+            **options,
         )
         self._hooks, self._optimizer, self._sampler = hooks, optimizer, sampler
         self._before = optimizer.step_hook
@@ -171,7 +176,7 @@ class AttachedToOpacus(Accounted):
         else:
             self._expect_whole()
             self._check_unchanged(optimizer)
-            self.before_step(look=self._compare)
+            self.before_step(on_norms=self._compare)
         if self._before is not None:
             self._before(optimizer)
 

@@ -166,19 +166,19 @@ def collate_fn(data_loader: DataLoader[Any]) -> Collate:
 
 
 @contextmanager
-def resting(hooks: GradSampleHooks) -> Iterator[None]:
-    """Opacus's hooks taken off the layers, and put back in their places."""
-    places = [handle.hooks_dict_ref() for handle in hooks.autograd_grad_sample_hooks]
-    found = [(place, dict(place)) for place in places if place is not None]
-    for handle, place in zip(hooks.autograd_grad_sample_hooks, places, strict=True):
-        if place is not None:
-            place.pop(handle.id, None)
+def without_hooks(hooks: GradSampleHooks) -> Iterator[None]:
+    """Opacus's hooks removed from the layers inside, and registered again in the same order."""
+    registries = [handle.hooks_dict_ref() for handle in hooks.autograd_grad_sample_hooks]
+    registered = [(registry, dict(registry)) for registry in registries if registry is not None]
+    for handle, registry in zip(hooks.autograd_grad_sample_hooks, registries, strict=True):
+        if registry is not None:
+            registry.pop(handle.id, None)
     try:
         yield
     finally:
-        for place, before in found:
-            place.clear()
-            place.update(before)
+        for registry, before in registered:
+            registry.clear()
+            registry.update(before)
 
 
 def clipped_by(hooks: GradSampleHooks, optimizer: DPOptimizer) -> torch.Tensor:
@@ -202,7 +202,7 @@ def are_among(theirs: NDArray[np.float64], ours: NDArray[np.float64], tolerance:
     theirs = theirs[np.isfinite(theirs)]
     if not len(theirs) or not len(ranked):
         return not len(theirs)
-    place = np.searchsorted(ranked, theirs)
-    below, above = ranked[np.maximum(place - 1, 0)], ranked[np.minimum(place, len(ranked) - 1)]
+    rank = np.searchsorted(ranked, theirs)
+    below, above = ranked[np.maximum(rank - 1, 0)], ranked[np.minimum(rank, len(ranked) - 1)]
     apart = np.minimum(np.abs(theirs - below), np.abs(theirs - above))
     return bool((apart <= tolerance * np.maximum(theirs, ranked.mean())).all())

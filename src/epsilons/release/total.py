@@ -31,8 +31,8 @@ from epsilons.release.budget import Spent, releases_of
 from epsilons.runs import Run
 
 _WEAKEST_FIRST: tuple[Kind, ...] = ("none", "estimate", "bound", "exact")
-# Norms held at a time (128 MiB), however many examples there are.
-_HELD = 2**24
+# Norms in memory at a time (128 MiB), however many examples there are.
+_MOST_NORMS = 2**24
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,10 @@ def total(runs: Sequence[Run], *, delta: float | None = None, method: Method = "
     of what was spent, and no promise that was made beforehand.
     """
     expect_different(runs)
-    together = Callbacks(runs, method)
+    combined = CombinedRuns(runs, method)
     at = common_delta(runs) if delta is None else float(delta)
-    places, unmatched = matched(runs)
-    epsilons = together.epsilons(places, at)
+    positions, unmatched = matched(runs)
+    epsilons = combined.epsilons(positions, at)
     parts = tuple(
         Part(
             name=str(run.path),
@@ -108,18 +108,18 @@ def total(runs: Sequence[Run], *, delta: float | None = None, method: Method = "
             randomness=run.journal.randomness,
             unmatched=reasons,
         )
-        for run, kind, reasons in zip(runs, together.kinds, unmatched, strict=True)
+        for run, kind, reasons in zip(runs, combined.kinds, unmatched, strict=True)
     )
     return Total(
         parts=parts,
         worst_case=epsilons.worst_case,
         epsilons=epsilons,
-        ids=runs[0].examples.ids[places[0]].astype(str),
+        ids=runs[0].examples.ids[positions[0]].astype(str),
         common=_common_folders(runs),
     )
 
 
-class Callbacks:
+class CombinedRuns:
     """Runs whose steps and releases are priced as those of one."""
 
     def __init__(
@@ -155,19 +155,19 @@ class Callbacks:
             releases=self.releases if releases is None else releases,
         )
 
-    def epsilons(self, places: Sequence[NDArray[np.int64]], delta: float) -> Epsilons:
-        """ε of m examples, whose positions in each of the runs are `places` (m,).
+    def epsilons(self, positions: Sequence[NDArray[np.int64]], delta: float) -> Epsilons:
+        """ε of m examples, at `positions` (m,) of each of the runs.
 
         Their rows of norms in all runs are one history.
         """
-        count, worst = len(places[0]), self.worst_case(delta)
+        count, worst = len(positions[0]), self.worst_case(delta)
         values = np.full(count, worst)
         if self.kind != "none":
             rows = sum(len(run.journal.constants().bound) for run in self.runs)
-            chunk = max(1, _HELD // rows)
+            chunk = max(1, _MOST_NORMS // rows)
             for first in range(0, count, chunk):
                 some = slice(first, first + chunk)
-                values[some] = self._priced([at[some] for at in places], delta)
+                values[some] = self._priced([at[some] for at in positions], delta)
         return Epsilons(
             values=np.minimum(values, worst),
             delta=delta,
@@ -176,11 +176,11 @@ class Callbacks:
             worst_case=worst,
         )
 
-    def _priced(self, places: Sequence[NDArray[np.int64]], delta: float) -> NDArray[np.float64]:
-        blocks = [_history(run, at) for run, at in zip(self.runs, places, strict=True)]
+    def _priced(self, positions: Sequence[NDArray[np.int64]], delta: float) -> NDArray[np.float64]:
+        blocks = [_history(run, at) for run, at in zip(self.runs, positions, strict=True)]
         constants = [
             run.journal.constants(only=np.sort(at))
-            for run, at in zip(self.runs, places, strict=True)
+            for run, at in zip(self.runs, positions, strict=True)
         ]
         plans = [run.plan for run in self.runs]
         ways = {(plan.levels, plan.rounding, plan.clipping) for plan in plans}
@@ -203,9 +203,9 @@ class Callbacks:
             most=lambda d: self.worst_case(d, releases=self.releases.gaussian),
         ).values
 
-    def epsilon_at(self, places: Sequence[int]) -> Callable[[float], float]:
+    def epsilon_at(self, positions: Sequence[int]) -> Callable[[float], float]:
         """ε of one example as a function of δ."""
-        rows = [np.array([place]) for place in places]
+        rows = [np.array([position]) for position in positions]
         return lambda delta: float(self.epsilons(rows, delta).values[0])
 
 
@@ -232,7 +232,7 @@ def matched(
                 same.append(name)
             else:
                 other += 1
-    places = [np.array([where[name] for name in same], dtype=np.int64) for where in at]
+    positions = [np.array([where[name] for name in same], dtype=np.int64) for where in at]
     unmatched = [
         {
             reason: count
@@ -244,15 +244,17 @@ def matched(
         }
         for ids in names
     ]
-    return places, unmatched
+    return positions, unmatched
 
 
-def _history(run: Run, places: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Norms and steps (rows, m) of the examples at `places`, in their order."""
-    order = np.argsort(places)
+def _history(
+    run: Run, positions: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Norms and steps (rows, m) of the examples at `positions`, in their order."""
+    order = np.argsort(positions)
     back = np.argsort(order)
-    ((norms, steps),) = run.journal.histories(len(places), only=places[order])
-    each = steps if steps.ndim == 2 else np.repeat(steps[:, None], len(places), axis=1)
+    ((norms, steps),) = run.journal.histories(len(positions), only=positions[order])
+    each = steps if steps.ndim == 2 else np.repeat(steps[:, None], len(positions), axis=1)
     return norms[:, back].copy(), each[:, back]
 
 
