@@ -1,4 +1,7 @@
-"""The walls of the house, read from the imports."""
+"""What may import what, as docs/architecture.md says, checked on the imports of every file.
+
+A package here is a folder or a single file directly below src/epsilons.
+"""
 
 import ast
 import subprocess
@@ -10,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "epsilons"
 
-# Each room and the rooms it may look into.
+# Each package and the packages that it may import.
 GROUND = {"files", "randomness", "tables", "terminal"}
 ACCOUNTING = {"accounting"} | GROUND
 FACTS = {"journal", "examples"} | ACCOUNTING
@@ -40,10 +43,10 @@ ALLOWED = {
     "__init__": RUNS,
     "__main__": {"cli"},
 }
-NUMBA_ROOMS = {"accounting", "noise"}
-ROOMS_OF_SHORT_FILES = ("journal", "noise", "training")
+NUMBA_PACKAGES = {"accounting", "noise"}
+PACKAGES_OF_SHORT_FILES = ("journal", "noise", "training")
 MOST_LINES = 400
-TORCH_ROOMS = {"gradients", "noise", "training", "data", "models", "integrations", "job"}
+TORCH_PACKAGES = {"gradients", "noise", "training", "data", "models", "integrations", "job"}
 
 
 def imports(file: Path) -> set[str]:
@@ -60,7 +63,7 @@ def imports(file: Path) -> set[str]:
     return found
 
 
-def room(file: Path) -> str:
+def package_of(file: Path) -> str:
     return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -76,59 +79,61 @@ def test_imports_follow_the_arrows(file):
             and len(parts) > 1
             and (PACKAGE / parts[1]).exists() | (PACKAGE / f"{parts[1]}.py").exists()
         ):
-            assert parts[1] in ALLOWED[room(file)] | {room(file)}, f"{file.name} imports {name}"
+            assert parts[1] in ALLOWED[package_of(file)] | {package_of(file)}, (
+                f"{file.name} imports {name}"
+            )
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
-def test_only_the_torch_rooms_import_torch(file):
-    if room(file) not in TORCH_ROOMS:
+def test_only_the_torch_packages_import_torch(file):
+    if package_of(file) not in TORCH_PACKAGES:
         assert not {name for name in imports(file) if name.split(".")[0] == "torch"}
 
 
-@pytest.mark.parametrize("name", ROOMS_OF_SHORT_FILES)
+@pytest.mark.parametrize("name", PACKAGES_OF_SHORT_FILES)
 def test_files_are_short(name):
     lines = {
         str(file.relative_to(PACKAGE)): len(file.read_text(encoding="utf-8").splitlines())
         for file in FILES
-        if room(file) == name
+        if package_of(file) == name
     }
     assert lines
     assert {file: count for file, count in lines.items() if count > MOST_LINES} == {}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
-def test_inner_lines_hold(file):
-    """Rules don't know the tracer; gradients and noise know neither each other nor runs."""
+def test_imports_inside_packages_are_limited(file):
+    """Rules don't import the tracer; gradients and noise import neither each other nor runs."""
     names = imports(file)
     libraries = {name.split(".")[0] for name in names}
     inside = {name.removeprefix("epsilons.") for name in names if name.startswith("epsilons.")}
     assert "llvmlite" not in libraries
-    assert "numba" not in libraries or room(file) in NUMBA_ROOMS
+    assert "numba" not in libraries or package_of(file) in NUMBA_PACKAGES
     if file.is_relative_to(PACKAGE / "gradients" / "rules"):
         assert not {name for name in inside if name.startswith("gradients.tracer")}
-    if room(file) in ("gradients", "noise"):
-        assert {name.split(".")[0] for name in inside} <= {room(file)} | ACCOUNTING
+    if package_of(file) in ("gradients", "noise"):
+        assert {name.split(".")[0] for name in inside} <= {package_of(file)} | ACCOUNTING
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "experiments").glob("*.py")), ids=lambda f: f.name)
-def test_experiments_use_public_names_alone(file):
-    """What an experiment imports of `epsilons` is a name that its room gives out."""
+def test_experiments_import_public_names_only(file):
+    """What an experiment imports of `epsilons` is in the `__all__` of its package."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "epsilons":
-            room = ROOT / "src" / Path(*str(node.module).split(".")) / "__init__.py"
-            assert room.is_file(), f"{file.name} imports from {node.module}"
-            given = room.read_text(encoding="utf-8").partition("__all__")[2]
+            init = ROOT / "src" / Path(*str(node.module).split(".")) / "__init__.py"
+            assert init.is_file(), f"{file.name} imports from {node.module}"
+            exported = init.read_text(encoding="utf-8").partition("__all__")[2]
             for alias in node.names:
-                assert f'"{alias.name}"' in given, f"{file.name} imports {alias.name}"
+                assert f'"{alias.name}"' in exported, f"{file.name} imports {alias.name}"
 
 
-def test_importing_the_package_finds_no_torch():
+def test_importing_epsilons_does_not_import_torch():
     code = "import epsilons, sys; print([m for m in sys.modules if m.split('.')[0] == 'torch'])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
 
-def test_every_room_stands_in_the_architecture_page():
+def test_every_package_is_on_the_architecture_page():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    for name in sorted({room(file) for file in FILES} - {"__main__"}):
+    for name in sorted({package_of(file) for file in FILES} - {"__main__"}):
         assert name in page
