@@ -24,8 +24,8 @@ from epsilons.accounting.individual import Method, epsilons_from_blocks
 from epsilons.accounting.plan import Clipping, Rounding
 from epsilons.accounting.results import Epsilons
 
-# Norms held at a time (128 MiB), however many there are in the file.
-_HELD = 2**24
+# Norms in memory at a time (128 MiB), however many there are in the file.
+_MOST_NORMS = 2**24
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,7 +38,7 @@ class Measured:
 
     def blocks(self, steps: ArrayLike) -> Iterator[tuple[NDArray[np.floating[Any]], ArrayLike]]:
         rows, n = self.norms.shape
-        chunk = max(1, _HELD // max(1, rows))
+        chunk = max(1, _MOST_NORMS // max(1, rows))
         for first in range(0, n, chunk):
             yield self.norms[:, first : first + chunk], steps
 

@@ -311,7 +311,7 @@ class Run:
             lines.write(line + "\n")
 
     def save_timings(self, seconds: dict[str, float]) -> None:
-        """Where the time of the last sitting went, in seconds."""
+        """Seconds spent on refreshes and on steps since the run was last started or resumed."""
         with private_file(self.path / "private" / "timings.json") as file:
             file.write(json.dumps(seconds).encode())
 

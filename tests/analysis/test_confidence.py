@@ -28,7 +28,7 @@ def test_resampled_means_spread_like_the_standard_error():
 def test_resampling_in_parts_is_resampling_at_once(monkeypatch):
     values = np.random.default_rng(1).random(50)
     whole = resampled_means(values, np.random.default_rng(2), 40)
-    monkeypatch.setattr("epsilons.analysis.confidence._HELD", 300)
+    monkeypatch.setattr("epsilons.analysis.confidence._MOST_POSITIONS", 300)
     assert np.allclose(resampled_means(values, np.random.default_rng(2), 40), whole)
 
 

@@ -1,4 +1,4 @@
-"""Sums over many places or long patches of equal numbers, where float32 errs most."""
+"""Sums over many positions or long patches of equal numbers, where float32 errs most."""
 
 import copy
 
@@ -36,7 +36,7 @@ CASES = {
 
 
 def scaled(model, batch):
-    """A loss whose gradient is the same number at every place of an example's output."""
+    """A loss whose gradient is the same number at every position of an example's output."""
     x, slope = batch
     return model(x).flatten(1).sum(1) * slope
 

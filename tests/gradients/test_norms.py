@@ -152,7 +152,7 @@ def test_an_example_that_is_not_finite_contributes_nothing():
     ],
     ids=["with a gradient", "negated"],
 )
-def test_bounds_count_as_they_seem(bounds):
+def test_bounds_may_require_gradients_or_be_lazily_negated(bounds):
     torch.manual_seed(0)
     model, x = nn.Linear(4, 1), torch.randn(3, 4)
     one, two = (

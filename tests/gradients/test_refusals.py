@@ -116,7 +116,7 @@ def test_complex_parameters():
         batch_norms(Net(forward, spectrum=spectrum), squared, torch.randn(B, D))
 
 
-def test_weights_joined_to_the_examples():
+def test_weights_concatenated_with_the_examples():
     def forward(self, x):
         both = torch.cat([torch.tanh(self.linear(x)), self.table(torch.arange(B))])
         return self.linear(both)[: len(x)]
@@ -135,7 +135,7 @@ PICKED = {
 
 
 @pytest.mark.parametrize("name", PICKED)
-def test_as_many_places_picked_as_there_are_examples(name):
+def test_as_many_positions_picked_as_there_are_examples(name):
     mask = torch.zeros(B, 6, dtype=torch.bool)
     mask[0, :3] = mask[3, 1:3] = True
 
@@ -152,7 +152,7 @@ def test_as_many_places_picked_as_there_are_examples(name):
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_as_many_frozen_layers_as_examples_and_places(kind):
+def test_as_many_frozen_layers_as_examples_and_positions(kind):
     def forward(self, x):
         states = self.recurrent(x)[1]
         return self.linear(states[0] if isinstance(states, tuple) else states).movedim(1, 0)
@@ -281,7 +281,7 @@ WITHOUT_GRADIENTS = {
 
 
 @pytest.mark.parametrize("name", WITHOUT_GRADIENTS)
-def test_an_operation_that_gives_no_gradients_by_example(name):
+def test_an_operation_without_per_example_gradients(name):
     forward, expected = WITHOUT_GRADIENTS[name]
     net = Net(forward, linear=nn.Linear(D, D), matrix=parameter(D, D))
     with pytest.raises(UnsupportedLayer, match=expected) as raised:

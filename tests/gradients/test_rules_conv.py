@@ -39,7 +39,7 @@ def prefer(monkeypatch, method):
         return {n: c if math.isinf(c) or n != method else -1.0 for n, c in found.items()}
 
     monkeypatch.setattr(conv, "_costs", biased)
-    monkeypatch.setattr(conv, "_cheapest", conv._cheapest.__wrapped__)  # nothing is remembered
+    monkeypatch.setattr(conv, "_cheapest", conv._cheapest.__wrapped__)  # no cache
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -121,14 +121,14 @@ def test_gradients_of_any_walk_agree_with_taps_one_by_one(walk, channels, output
         return
     draws = torch.Generator().manual_seed(seed)
     source = torch.randn(3, channels * geometry.groups, *size, generator=draws)
-    places = torch.randn(3, outputs * geometry.groups, *out, generator=draws)
-    expected = slowly(source, places, geometry)
-    scale = slowly(source.abs(), places.abs(), geometry)  # what rounding is relative to
+    grads = torch.randn(3, outputs * geometry.groups, *out, generator=draws)
+    expected = slowly(source, grads, geometry)
+    scale = slowly(source.abs(), grads.abs(), geometry)  # what rounding is relative to
     methods = [by_patches]
-    if symmetric(source.shape, places.shape, geometry):
+    if symmetric(source.shape, grads.shape, geometry):
         methods.append(by_groups)
     for method in methods:
-        found = method(source, places, geometry)
+        found = method(source, grads, geometry)
         assert found.shape == expected.shape
         assert ((found - expected).abs() <= 2e-6 * scale + 1e-30).all(), method
 
@@ -141,25 +141,25 @@ def test_products_of_patches_agree_with_taps_one_by_one(walk, channels, outputs,
         return
     draws = torch.Generator().manual_seed(seed)
     source = torch.randn(3, channels, *size, generator=draws)
-    places = torch.randn(3, outputs, *out, generator=draws)
-    expected = slowly(source, places, geometry).square().sum((1, 2, 3, 4))
-    slack = 2e-6 * slowly(source.abs(), places.abs(), geometry).square().sum((1, 2, 3, 4)) + 1e-30
-    g = places.flatten(2).mT
+    grads = torch.randn(3, outputs, *out, generator=draws)
+    expected = slowly(source, grads, geometry).square().sum((1, 2, 3, 4))
+    slack = 2e-6 * slowly(source.abs(), grads.abs(), geometry).square().sum((1, 2, 3, 4)) + 1e-30
+    g = grads.flatten(2).mT
     for patches in (patch_gram, shifted_gram):
-        found = (patches(source, places, geometry) * (g @ g.mT)).sum((1, 2))
+        found = (patches(source, grads, geometry) * (g @ g.mT)).sum((1, 2))
         assert ((found - expected).abs() <= slack).all(), patches
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("where", ["source", "places"])
+@pytest.mark.parametrize("where", ["source", "grads"])
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_not_finite_stays_with_its_example(method, where, bad, monkeypatch):
     prefer(monkeypatch, method)
     torch.manual_seed(0)
-    tensors = {"source": torch.randn(4, 2, 6, 6), "places": torch.randn(4, 5, 6, 6)}
+    tensors = {"source": torch.randn(4, 2, 6, 6), "grads": torch.randn(4, 5, 6, 6)}
 
     def norms():
-        return conv.Conv(tensors["source"], SAME).square_norms(tensors["places"])
+        return conv.Conv(tensors["source"], SAME).square_norms(tensors["grads"])
 
     clean = norms()
     tensors[where][2, 1, 3, 3] = bad
@@ -171,22 +171,22 @@ def test_what_is_not_finite_stays_with_its_example(method, where, bad, monkeypat
 @pytest.mark.parametrize("geometry", [((1, 1), (1, 10), (0, 2)), ((3, 1), (1, 10), (0, 2))])
 def test_a_filter_that_sees_nothing_but_padding_has_no_gradient(geometry):
     seen = Geometry(*geometry, (1, 1), 1)
-    places = torch.ones(2, 4, 6 - geometry[0][0], 1)
-    squares = conv.Conv(torch.ones(2, 1, 5, 3), seen).square_norms(places)
+    grads = torch.ones(2, 4, 6 - geometry[0][0], 1)
+    squares = conv.Conv(torch.ones(2, 1, 5, 3), seen).square_norms(grads)
     assert torch.equal(squares, torch.zeros(2))
 
 
 def test_no_images_have_no_gradients():
-    source, places = torch.empty(0, 2, 6, 6), torch.empty(0, 4, 6, 6)
-    assert by_patches(source, places, SAME).shape == (0, 4, 2, 3, 3)
+    source, grads = torch.empty(0, 2, 6, 6), torch.empty(0, 4, 6, 6)
+    assert by_patches(source, grads, SAME).shape == (0, 4, 2, 3, 3)
 
 
 def test_squares_of_a_million_numbers_are_not_summed_too_coarsely():
     torch.manual_seed(0)
-    source, places = torch.randn(2, 512, 3, 3), torch.randn(2, 512, 3, 3)
+    source, grads = torch.randn(2, 512, 3, 3), torch.randn(2, 512, 3, 3)
     rule = conv.Conv(source, SAME)
-    exact = slowly(source, places, SAME).square().sum((1, 2, 3, 4))
-    torch.testing.assert_close(rule.square_norms(places).double(), exact, rtol=2e-6, atol=0)
+    exact = slowly(source, grads, SAME).square().sum((1, 2, 3, 4))
+    torch.testing.assert_close(rule.square_norms(grads).double(), exact, rtol=2e-6, atol=0)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(5))))

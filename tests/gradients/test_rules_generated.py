@@ -70,15 +70,15 @@ class Folded(nn.Module):
 
 
 class Shifted(nn.Module):
-    """Raw parameters: a scale per channel and a place in the sequence, broadcast."""
+    """Raw parameters: a scale per channel and one vector per position, broadcast."""
 
     def __init__(self, width, length):
         super().__init__()
         self.scale = nn.Parameter(torch.rand(width) + 0.5)
-        self.places = nn.Parameter(torch.randn(length, width))
+        self.positions = nn.Parameter(torch.randn(length, width))
 
     def forward(self, x):
-        return x * self.scale + self.places[: x.shape[1]]
+        return x * self.scale + self.positions[: x.shape[1]]
 
 
 @st.composite

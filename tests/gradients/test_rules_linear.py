@@ -50,7 +50,7 @@ def test_what_is_not_finite_stays_with_its_example(norms, where, bad):
 
 
 def test_ghost_norms_that_cancel_are_materialized():
-    """Two positions whose outer products differ by 1e-5 of their length."""
+    """Two positions whose outer products differ by 1e-5 of their norm."""
     torch.manual_seed(0)
     a, g = torch.randn(3, 1, 8), torch.randn(3, 1, 7)
     a, g = torch.cat([a, a * (1 + 1e-5)], 1), torch.cat([g, -g], 1)

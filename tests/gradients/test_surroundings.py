@@ -1,4 +1,4 @@
-"""Precisions, batch_dims, checkpoints, compiled models, and what can't be traced."""
+"""Precisions, batch dimensions, checkpoints, compiled models, and what can't be traced."""
 
 from contextlib import nullcontext
 

@@ -25,15 +25,15 @@ def walks(draw, stride=3, groups=2):
     return geometry, size, out
 
 
-def slowly(source, places, geometry):
+def slowly(source, grads, geometry):
     """Σ_t g_t p_tᵀ in float64, tap by tap."""
     (tall, wide), (down, across), (above, left), (dy, dx), groups = geometry
-    rows, columns = places.shape[2:]
+    rows, columns = grads.shape[2:]
     below = (rows - 1) * down + (tall - 1) * dy + 1 - above - source.shape[2]
     right = (columns - 1) * across + (wide - 1) * dx + 1 - left - source.shape[3]
     padded = F.pad(source.double(), (left, max(0, right), above, max(0, below)))
-    n, c, o = len(source), source.shape[1] // groups, places.shape[1] // groups
-    g = places.double().reshape(n, groups, o, -1)
+    n, c, o = len(source), source.shape[1] // groups, grads.shape[1] // groups
+    g = grads.double().reshape(n, groups, o, -1)
     found = torch.empty(n, groups, o, c, tall, wide, dtype=torch.float64)
     for i in range(tall):
         for j in range(wide):

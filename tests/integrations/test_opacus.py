@@ -666,7 +666,7 @@ def test_accumulated_batches_are_refused(tmp_path):
         optimizer.step()
 
 
-def test_users_own_hooks_stay_in_their_places(tmp_path):
+def test_users_own_hooks_stay_registered_in_order(tmp_path):
     model = network()
     seen = []
     model[0].register_forward_hook(lambda *_: seen.append("mine"))

@@ -188,7 +188,7 @@ def test_a_reader_is_not_in_the_way_of_sealing(tmp_path):
     assert not found(tmp_path)
 
 
-def test_an_anchor_published_after_a_reader_looked_is_no_fault(tmp_path):
+def test_an_anchor_published_after_a_reader_opened_is_no_fault(tmp_path):
     with written(tmp_path) as journal, reopened(tmp_path) as reader:
         journal.restart(3)
         assert reader.verify()[:3] == (9, 6, False)

@@ -1,4 +1,4 @@
-"""A run is read while another process trains it: no reader fails, and none cries wolf."""
+"""A run is read while another process trains it: no reader fails or raises a false alarm."""
 
 import os
 import subprocess

@@ -352,7 +352,7 @@ def test_results_keep_shape_device_and_at_least_single_precision(device, dtype, 
     assert (noisy["w"] == wide["w"].to(returned)).all()
 
 
-def test_the_result_takes_the_place_of_sums_that_are_nobody_elses():
+def test_the_result_is_written_over_sums_with_memory_of_their_own():
     sums = {"w": torch.ones(4, 3), "x": torch.ones(5, dtype=torch.float64)}
     noisy = SeededNoise(2).added_to(sums, STD)
     assert all(noisy[name] is total for name, total in sums.items())

@@ -1,4 +1,4 @@
-"""What draws at random is on record, and what mixes examples is refused: at first and later."""
+"""Random losses and data are recorded, and mixed examples refused: before training and later."""
 
 import numpy as np
 import pytest
@@ -15,21 +15,21 @@ from epsilons.training.inspection import inspect_refresh, inspect_start
 
 
 class Augmented(Dataset):
-    """The data with noise on every picture, drawn anew at each look; from `since` looks on.
+    """The data with noise on every picture, drawn anew at each access, after the first `since`.
 
     `only`: the one example that is augmented.
     """
 
     def __init__(self, since=0, only=None):
-        self.data, self.since, self.only, self.looks = data(), since, only, 0
+        self.data, self.since, self.only, self.accesses = data(), since, only, 0
 
     def __len__(self):
         return len(self.data)
 
     def __getitem__(self, i):
-        self.looks += 1
+        self.accesses += 1
         x, y = self.data[i]
-        drawn = self.looks > self.since and self.only in (None, i)
+        drawn = self.accesses > self.since and self.only in (None, i)
         return (x + 0.5 * torch.randn(4) if drawn else x), y
 
 
@@ -93,7 +93,7 @@ def test_augmentation_that_begins_later_is_on_record_from_the_next_refresh_on(tm
     assert run.verify().epsilons.kind == "estimate"
 
 
-def test_augmentation_that_no_look_meets_is_found_by_what_a_step_added(tmp_path, monkeypatch):
+def test_augmentation_missed_by_inspections_is_found_by_the_norms_of_a_step(tmp_path, monkeypatch):
     monkeypatch.setattr(inspection, "FETCHED", 4)
     train = Augmented(only=1)
     run, _ = trained(
@@ -104,7 +104,7 @@ def test_augmentation_that_no_look_meets_is_found_by_what_a_step_added(tmp_path,
     assert (run.journal.random, run.epsilons().kind) == (("norms",), "estimate")
 
 
-def test_a_look_leaves_the_generators_alone():
+def test_an_inspection_leaves_the_generators_as_they_were():
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)

@@ -112,7 +112,7 @@ def test_killed_at_random_moments_a_secret_run_charges_all_and_draws_no_noise_tw
         assert (sum(run.journal.charged()), run.journal.repeated) == (150, 0)
         assert not keys_in(out)
         runs += 1
-    assert len(keys) > runs  # one for every sitting that went beyond what it replayed
+    assert len(keys) > runs  # one for every call of fit that went beyond its replay
 
 
 def stopped(out, step, **options):

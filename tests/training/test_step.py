@@ -16,7 +16,7 @@ LOSS = supervised(nn.CrossEntropyLoss(reduction="none"))
 
 
 class Silence:
-    """Adds nothing, and remembers what it was asked for."""
+    """Adds nothing, and records its arguments."""
 
     def added_to(self, sums, std, divisor):
         self.std = std

@@ -23,7 +23,7 @@ PAPER_LEVELS = 100
 
 Rounding = Literal["up", "nearest"] | None
 
-# Examples whose rows of the histogram stay in the processor's cache together.
+# Examples at a time, so that their rows of the histogram stay in the processor's cache.
 _COLUMNS = 128
 
 

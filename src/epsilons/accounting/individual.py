@@ -30,7 +30,7 @@ Method = Literal["tight", "rdp", "rdp-classic"]
 Clipping = Literal["max", "individual", "none"]
 METHODS: tuple[Method, ...] = ("tight", "rdp", "rdp-classic")
 
-# Entries of a histogram held at a time (64 MiB): bounds the memory, whatever n is.
+# Entries of a histogram in memory at a time (64 MiB): bounds the memory, whatever n is.
 _ENTRIES = 2**23
 
 

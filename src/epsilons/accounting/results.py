@@ -1,4 +1,4 @@
-"""What the accountant hands back: n individual ε's, what they are worth, and never in print."""
+"""Epsilons: the n individual ε's with their kind, δ and method; a `repr` shows no value."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def available() -> int:
 def run(part: Callable[[int, int], object], *, worthwhile: bool = True) -> None:
     """Calls `part(k, n)` for k = 0…n−1 on n threads; on one when it is not `worthwhile`.
 
-    The parts must write to different places; their results are not kept.
+    The parts must write to different memory; their results are not kept.
     """
     n = available() if worthwhile else 1
     if n == 1:

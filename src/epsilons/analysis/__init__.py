@@ -1,4 +1,4 @@
-"""What a curator looks at: comparisons between examples, groups and runs."""
+"""Comparisons between examples, groups and runs, for the curator."""
 
 from epsilons.analysis.attack import Attack, AttackRow, loss_threshold_attack
 from epsilons.analysis.clip_bounds import BoundRow, bounds_of_runs, other_clip_bounds

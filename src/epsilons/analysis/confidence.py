@@ -11,8 +11,8 @@ from scipy.special import ndtri
 
 CONFIDENCE = 0.95
 RESAMPLES = 1000
-# Resampled positions held at a time: 32 MiB.
-_HELD = 2**22
+# Resampled positions in memory at a time: 32 MiB.
+_MOST_POSITIONS = 2**22
 
 
 class Interval(NamedTuple):
@@ -48,7 +48,7 @@ def resampled_means(
     """Means (resamples,) of as many values drawn with replacement (the bootstrap)."""
     n = len(values)
     means = np.empty(resamples)
-    rows = max(1, _HELD // n)
+    rows = max(1, _MOST_POSITIONS // n)
     for first in range(0, resamples, rows):
         some = slice(first, min(first + rows, resamples))
         drawn = generator.integers(0, n, size=(some.stop - first, n), dtype=np.uint32)

@@ -21,7 +21,7 @@ from epsilons.analysis.replay import (
 )
 from epsilons.runs import Run
 
-# Examples looked at where none were followed.
+# Examples compared where none were followed.
 EXAMPLES = 2000
 FEWER = (1, 2, 4, 8)
 

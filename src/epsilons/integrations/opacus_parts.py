@@ -1,4 +1,4 @@
-"""What Opacus made, as individual accounting needs it; what it can't be right for is refused."""
+"""Model, optimizer, loader and accountant of an Opacus loop, read and validated."""
 
 from __future__ import annotations
 
@@ -99,17 +99,17 @@ def check_labels(given: Any, loaded: Any) -> None:
 
     Pictures and other arrays may differ, as with an augmentation that one of them lacks.
     """
-    for place in np.unique(np.linspace(0, len(given) - 1, _LABELS).astype(int)).tolist():
-        ours, theirs = _labels(given[place]), _labels(loaded[place])
+    for index in np.unique(np.linspace(0, len(given) - 1, _LABELS).astype(int)).tolist():
+        ours, theirs = _labels(given[index]), _labels(loaded[index])
         if any(ours[key] != theirs[key] for key in ours.keys() & theirs.keys()):
             raise ValueError(
-                f"example {place} of dataset has another label than the loader's; everyone would "
+                f"example {index} of dataset has another label than the loader's; everyone would "
                 "get someone else's ε. Pass the same examples in the same order."
             )
 
 
 def _labels(example: Any) -> dict[Any, str]:
-    """Single numbers and words of an example by their place, in a form that can be compared."""
+    """Single numbers and words of an example by their position in it, in a form that compares."""
     if not isinstance(example, (dict, list, tuple)):
         example = [example]
     parts = dict(example) if isinstance(example, dict) else dict(enumerate(example))

@@ -26,7 +26,7 @@ _SPLIT = 2.0**27 + 1.0  # Veltkamp: x·_SPLIT gives the upper 26 bits of x
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def gaussian_units(words: _Words, scale: float) -> None:
-    """Turn random words, an even number, into as many independent rounded Gaussians, in place.
+    """Turn an even number of random words into as many independent rounded Gaussians, in place.
 
         ⌊scale·√(−2 ln u)·cos 2πv + ½⌋ and ⌊scale·√(−2 ln u)·sin 2πv + ½⌋     (Box and Muller 1958)
 

@@ -134,7 +134,7 @@ class Keystream:
         return first
 
     def fill_at(self, position: int, words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The same from byte `position` on, wherever the stream is; several threads may ask."""
+        """The same from byte `position` on, wherever the stream is; safe in several threads."""
         self._alive()
         _encrypt_zeros(self._cipher_at(_checked(position)), words)
         return words

@@ -1,4 +1,4 @@
-"""From data to noisy steps: batches, steps, runs and checkpoints."""
+"""DP-SGD training: Poisson batches, private steps, runs and checkpoints."""
 
 from typing import NoReturn
 
@@ -33,6 +33,7 @@ _MOVED = {
     **{name: f"epsilons.gradients.{name}" for name in _GRADIENTS.split()},
     **{name: f"epsilons.noise.{name}" for name in ("Keystream", "SecureNoise", "SeededNoise")},
     "Term": "epsilons.gradients.GradientRule",
+    "Together": "epsilons.training.Callbacks",
 }
 
 

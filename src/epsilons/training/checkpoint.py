@@ -142,16 +142,16 @@ class Releases:
         """Start anew, here: nothing was released from `step` on."""
         os.ftruncate(self._file, 0)
         self._write(0, self._here)
-        os.ftruncate(self._file, _place(step))
+        os.ftruncate(self._file, _offset(step))
 
     def known_from(self, step: int) -> bool:
         """Whether all that was released from `step` on is on record, and was released here."""
-        whole = os.fstat(self._file).st_size >= _place(step)
+        whole = os.fstat(self._file).st_size >= _offset(step)
         return whole and os.pread(self._file, _DIGEST, 0) == self._here
 
     def has(self, step: int) -> bool:
         """Whether the digest of a step is on record."""
-        return os.fstat(self._file).st_size >= _place(step + 1)
+        return os.fstat(self._file).st_size >= _offset(step + 1)
 
     def witness(self, step: int, released: dict[str, Tensor]) -> None:
         """Note the digest of a release; ReplayDiffers if the step released something else."""
@@ -159,19 +159,19 @@ class Releases:
         for tensor in released.values():
             hasher.update(tensor.detach().cpu().contiguous().numpy().tobytes())
         if not self.has(step):
-            self._write(_place(step), hasher.digest())
-        elif os.pread(self._file, _DIGEST, _place(step)) != hasher.digest():
+            self._write(_offset(step), hasher.digest())
+        elif os.pread(self._file, _DIGEST, _offset(step)) != hasher.digest():
             raise ReplayDiffers
 
     def close(self) -> None:
         os.close(self._file)
 
-    def _write(self, place: int, digest: bytes) -> None:
-        if os.pwrite(self._file, digest, place) < len(digest):
+    def _write(self, offset: int, digest: bytes) -> None:
+        if os.pwrite(self._file, digest, offset) < len(digest):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _place(step: int) -> int:
+def _offset(step: int) -> int:
     return (1 + step) * _DIGEST
 
 

@@ -26,7 +26,7 @@ from epsilons.examples import Examples
 
 LOSS = "loss_fn"  # a change of it is warned of, the others are refused
 _HEX = 32  # hexadecimal digits of a record's digest
-_PROBES = 32  # examples of a data set that are looked at where it is not made of tensors
+_PROBES = 32  # examples compared of a data set that is not made of tensors
 
 
 def identity(
@@ -62,11 +62,11 @@ def _sources(part: Any, depth: int = 3) -> Iterator[bytes]:
         with suppress(OSError, TypeError):  # typed in, or written in C
             yield inspect.getsource(part if inspect.isfunction(part) else type(part)).encode()
         with suppress(ValueError):  # a variable of the closure that has no value yet
-            for held in _held(part):
-                yield from _sources(held, depth - 1)
+            for constant in _constants(part):
+                yield from _sources(constant, depth - 1)
 
 
-def _held(part: Any) -> list[Any]:
+def _constants(part: Any) -> list[Any]:
     """What a partial, a closure or an object was made with."""
     if isinstance(part, functools.partial):
         return [part.func, *part.args, *part.keywords, *part.keywords.values()]
@@ -95,7 +95,7 @@ def difference(then: dict[str, str], now: dict[str, str], besides: str) -> str:
 def data_digest(data: Dataset[Any]) -> str:
     """SHA-256 of all tensors of a data set, or of some of its examples if it is of other kinds.
 
-    A data set that gives an example differently each time it is asked is known by its length.
+    A data set that gives an example differently at each access is known by its length.
     """
     if isinstance(data, TensorDataset):
         return _digest(_bytes(tensor) for tensor in data.tensors)
@@ -116,7 +116,7 @@ def record_digests(data: Dataset[Any]) -> NDArray[np.bytes_] | None:
 
     Over type, shape and content of the record's tensors in order, so that a record has the same
     digest in every data set that gives it as the same tensors. None for a data set that gives an
-    example differently each time it is asked. To be kept private: who can guess a record can
+    example differently at each access. To be kept private: who can guess a record can
     compute its digest.
     """
     n = len(data)  # type: ignore[arg-type]

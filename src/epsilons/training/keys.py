@@ -1,6 +1,7 @@
 """The keys of a run: the streams of each, and the file that holds a secret one.
 
-A secret run takes a fresh key in every sitting, from the first step whose result is not on record.
+Every call of `fit` in a secret run takes a fresh key, from the first step whose result is not on
+record.
 The key is on disk before its first step, so that a crash can be replayed, and is destroyed as soon
 as nothing has to be. Checkpoints hold positions in its streams, never the key.
 """
@@ -89,6 +90,6 @@ def _file(folder: Path, number: int) -> Path:
     return folder / f"key-{number:016x}.bin"
 
 
-def _word_at(stream: Keystream, place: int) -> int:
-    stream.seek(8 * place)
+def _word_at(stream: Keystream, index: int) -> int:
+    stream.seek(8 * index)
     return int(stream.words(1)[0] >> 1)  # torch takes signed seeds

@@ -1,4 +1,4 @@
-"""Where the examples hide: flattened, broadcast, in place, in constants, in what cancels."""
+"""Batch dimensions that are flattened, broadcast or made by constants; gradients that cancel."""
 
 import torch
 import torch.nn.functional as F
@@ -53,29 +53,31 @@ def time_first_flattened_batch():
 @hazard
 def sequence_as_long_as_the_batch():
     def forward(self, x):
-        hidden = torch.tanh(self.first(x.transpose(0, 1)) + self.places[: x.shape[1]].unsqueeze(1))
+        hidden = torch.tanh(
+            self.first(x.transpose(0, 1)) + self.positions[: x.shape[1]].unsqueeze(1)
+        )
         return self.second(hidden).transpose(0, 1)
 
-    parts = {"first": nn.Linear(D, 4), "second": nn.Linear(4, 3), "places": parameter(B, 4)}
+    parts = {"first": nn.Linear(D, 4), "second": nn.Linear(4, 3), "positions": parameter(B, 4)}
     return Net(forward, **parts), squared, torch.randn(B, B, D)
 
 
 @hazard
 def positions_broadcast_over_the_batch():
     def forward(self, ids):
-        places = torch.arange(ids.shape[1], device=ids.device)
-        return torch.tanh(self.words(ids) + self.places(places))
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        return torch.tanh(self.words(ids) + self.positions(positions))
 
-    return Net(forward, words=nn.Embedding(V, D), places=nn.Embedding(T, D)), squared, tokens()
+    return Net(forward, words=nn.Embedding(V, D), positions=nn.Embedding(T, D)), squared, tokens()
 
 
 @hazard
 def positions_as_many_as_examples():
     def forward(self, ids):
-        places = torch.arange(ids.shape[1], device=ids.device)
-        return torch.tanh(self.words(ids) + self.places(places))
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        return torch.tanh(self.words(ids) + self.positions(positions))
 
-    net = Net(forward, words=nn.Embedding(V, D), places=nn.Embedding(T, D))
+    net = Net(forward, words=nn.Embedding(V, D), positions=nn.Embedding(T, D))
     return net, squared, torch.randint(0, V, (T, T))
 
 
@@ -83,9 +85,9 @@ def positions_as_many_as_examples():
 def class_token_expanded_and_concatenated():
     def forward(self, x):
         token = self.token.expand(x.shape[0], -1, -1)
-        return self.linear(torch.tanh(torch.cat([token, x], 1) + self.places))
+        return self.linear(torch.tanh(torch.cat([token, x], 1) + self.positions))
 
-    parts = {"token": parameter(1, 1, D), "places": parameter(1, T + 1, D)}
+    parts = {"token": parameter(1, 1, D), "positions": parameter(1, T + 1, D)}
     return Net(forward, linear=nn.Linear(D, 3), **parts), squared, sequences()
 
 
@@ -132,7 +134,7 @@ def use_that_the_loss_ignores():
 
 @hazard
 def cancelling_sequence():
-    # Neighbouring places nearly cancel: a Gram form in float32 would lose most digits.
+    # Neighbouring positions nearly cancel: a ghost norm in float32 would lose most digits.
     def loss(model, batch):
         signs = torch.ones(32, dtype=batch.dtype, device=batch.device)
         signs[::2] = -1
@@ -198,10 +200,10 @@ def layers_of_constants_as_long_as_the_batch():
     # The same for every example, though there are as many rows as examples.
     def forward(self, x):
         rows = torch.linspace(-1, 1, B, dtype=x.dtype, device=x.device)
-        places = self.norm(self.linear(rows.outer(rows)))
+        positions = self.norm(self.linear(rows.outer(rows)))
         grid = torch.ones(B, 4, 5, 5, dtype=x.dtype, device=x.device) * rows.view(B, 1, 1, 1)
         pictures = torch.tanh(self.group_norm(self.conv(grid)).exp()).mean((0, 2, 3))
-        return torch.tanh(self.inputs(x) + places) * pictures.sum()
+        return torch.tanh(self.inputs(x) + positions) * pictures.sum()
 
     return (
         Net(

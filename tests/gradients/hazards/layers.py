@@ -78,8 +78,8 @@ for frozen in ("weight", "bias"):
 @hazard
 def conv_around_pooling_that_says_where():
     def forward(self, x):
-        x, places = F.max_pool2d(torch.relu_(self.first(x)), 2, return_indices=True)
-        return self.second(F.max_unpool2d(F.avg_pool2d(x, 1), places, 2))
+        x, indices = F.max_pool2d(torch.relu_(self.first(x)), 2, return_indices=True)
+        return self.second(F.max_unpool2d(F.avg_pool2d(x, 1), indices, 2))
 
     return Net(forward, first=nn.Conv2d(3, 4, 2), second=nn.Conv2d(4, 3, 3)), squared, images()
 
