@@ -222,7 +222,7 @@ def times_of(calls: dict[str, Call], rounds: int, seconds: float) -> dict[str, l
     times: dict[str, list[float]] = {name: [] for name in calls}
     order = random.Random(0)
     gc.collect()
-    gc.freeze()  # so that collecting between calls has little to look at
+    gc.freeze()  # so that collecting between calls has little to scan
     end = time.perf_counter() + seconds
     number = 0
     while number < rounds or time.perf_counter() < end:

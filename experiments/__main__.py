@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     pictures = given.pictures or results
     try:
         conduct(lab, names, results, pictures, again=given.again, workers=given.workers,
-                asked=given.names != ["all"])  # fmt: skip
+                named=given.names != ["all"])  # fmt: skip
     except ValueError as error:
         return _refused(str(error))
     except KeyboardInterrupt:

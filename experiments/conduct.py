@@ -32,11 +32,11 @@ def conduct(
     *,
     again: bool = False,
     workers: int = 1,
-    asked: bool = False,
+    named: bool = False,
 ) -> None:
     """Each experiment whose JSON is not there yet; what lacks optional data is skipped.
 
-    `asked`: the experiments were named one by one, so that what lacks data is an error.
+    `named`: the experiments were named one by one, so that what lacks data is an error.
     """
     due = [name for name in names if again or not (results / f"{name}.json").exists()]
     _say(
@@ -48,7 +48,7 @@ def conduct(
         lack = lab.lacking(EXPERIMENTS[name].RUNS)
         if lack is None:
             possible.append(name)
-        elif lack[1] and not asked:
+        elif lack[1] and not named:
             _say(f"{name}: skipped, {lack[0]}")
         else:
             raise ValueError(f"{name}: {lack[0]}")
@@ -140,11 +140,11 @@ def _write(file: Path, result: dict[str, Any]) -> None:
 
 def _commit() -> str | None:
     """The commit of this checkout, if it is one."""
-    asked = subprocess.run(
+    found = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
         cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    return asked.stdout.strip() or None
+    return found.stdout.strip() or None
 
 
 def _say(line: str) -> None:

@@ -41,10 +41,10 @@ def missing(name: str, folder: Path | None) -> str | None:
         return None
     if folder is None:
         return f"{family} needs --data, the folder that holds it"
-    places = [folder / place for place in _FILES[family]]
-    if any(place.exists() for place in places):
+    paths = [folder / name for name in _FILES[family]]
+    if any(path.exists() for path in paths):
         return None
-    return f"{folder} has none of {', '.join(place.name for place in places)}, hence no {family}"
+    return f"{folder} has none of {', '.join(path.name for path in paths)}, hence no {family}"
 
 
 def source(recipe: Recipe, folder: Path | None, cache: Path) -> Data:
@@ -54,8 +54,8 @@ def source(recipe: Recipe, folder: Path | None, cache: Path) -> Data:
         raise ValueError(lacking)
     data = _whole(recipe.data, folder, cache, recipe.verified)
     if recipe.n_test is not None and data.test is not None and data.test_examples is not None:
-        held = fewer(Data(data.test, data.test_examples), recipe.n_test, SUBSET_SEED)
-        data = replace(data, test=held.train, test_examples=held.examples)
+        test = fewer(Data(data.test, data.test_examples), recipe.n_test, SUBSET_SEED)
+        data = replace(data, test=test.train, test_examples=test.examples)
     if recipe.n is None or recipe.n >= len(data.examples):
         return data
     return fewer(data, recipe.n, SUBSET_SEED)

@@ -72,13 +72,13 @@ def csv(
     if not learn_encoding:
         _check_declared(path, names, ranges or {}, categories or {}, classes)
     known = _encoding(path, table, names, ranges or {}, categories or {})
-    answers = tuple(classes) or tuple(sorted(set(table[target].tolist())))
+    labels = tuple(classes) or tuple(sorted(set(table[target].tolist())))
     parts = []
     for where, part in zip((path, test_file), tables, strict=False):
         if id is not None:
             _check_ids(where, id, part)
         columns = [_column(where, name, part, known[name]) for name in names]
-        y = _labels(where, target, part, answers)
+        y = _labels(where, target, part, labels)
         examples = Examples(
             ids=np.arange(len(y)) if id is None else part[id],
             owners=None if owner is None else part[owner],
@@ -88,7 +88,7 @@ def csv(
     return split(
         parts[0],
         parts[1] if len(parts) > 1 else None,
-        classes=answers,
+        classes=labels,
         checksums=sums,
         test_share=test_share,
         seed=seed,

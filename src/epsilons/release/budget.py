@@ -1,9 +1,9 @@
-"""Budget: what was let out of a run, what it cost, and what is left; one chain in a SQLite file.
+"""Budget: what was released of a run, what it cost, and what is left; one chain in a SQLite file.
 
 A question is charged before its answer is drawn, and answered once: whoever asks it again gets the
 stored answer at no cost. A process that dies in between leaves it charged and open; the next one
 to ask draws the answer. Of several that draw at the same time one answer is stored, and all return
-that one, so that a charge never lets out two.
+that one, so that a charge never releases two.
 
 Charges and answers are entries of a `Chain` whose head is published, and the budget of a run is
 compared with what was published of it: one that was deleted, changed or put back from an earlier
@@ -106,7 +106,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Spent:
-    """What has been let out so far, together: μ, and the distance of its noise from Gaussian."""
+    """What has been released so far, added up: μ, and the distance of its noise from Gaussian."""
 
     units: int
     draws: int
@@ -154,7 +154,7 @@ class Recorded(NamedTuple):
 def recorded(run_path: str | os.PathLike[str]) -> Recorded:
     """The budget of the run folder for reading; ValueError if it was changed or knows too little.
 
-    The public half is looked at first: whatever is published is in the budget before.
+    The public half is read first: whatever is published was in the budget before.
     """
     published, anchored = _published(run_path), _anchor(run_path).exists()
     file = _file(run_path)
@@ -364,8 +364,8 @@ def _entries(chain: Chain) -> list[Entry]:
             question = json.loads(facts.pop("question"))
             found.append(Entry(len(found) + 1, question=question, answer=None, **facts))
         else:
-            place = facts["to"] - 1
-            found[place] = replace(found[place], answer=_read(facts["answer"]))
+            k = facts["to"] - 1
+            found[k] = replace(found[k], answer=_read(facts["answer"]))
     return found
 
 

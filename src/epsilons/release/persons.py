@@ -1,4 +1,4 @@
-"""What all records of one owner cost together, for every owner of a run at once.
+"""What all records of one owner cost together, for every owner of a run.
 
 A worst case, and an individual ε, are per record. Someone with several records is protected by as
 much less, and per person is what `chain_rule` makes of the records' ε's.
@@ -70,7 +70,7 @@ def person_worst_case(
 def persons(run: Run, epsilons: Epsilons) -> Persons | None:
     """Combined ε's of all owners, with everything let out so far; None if the run has no owners.
 
-    `epsilons`: `run.epsilons(delta)` for the δ asked about.
+    `epsilons`: `run.epsilons(delta)` for the δ in question.
     """
     if run.examples.owners is None:
         return None
@@ -80,9 +80,9 @@ def persons(run: Run, epsilons: Epsilons) -> Persons | None:
         alone = run.epsilons(delta, releases=releases).values
     _, owner, counts = np.unique(run.examples.owners, return_inverse=True, return_counts=True)
     worst = person_worst_case(run, int(counts.max()), releases, delta=delta)
-    together = np.zeros(len(counts))
+    combined = np.zeros(len(counts))
     single = counts[owner] == 1
-    together[owner[single]] = alone[single]
+    combined[owner[single]] = alone[single]
     several = np.flatnonzero(~single)
     # small ε's first, as in a statement
     several = several[np.lexsort((alone[several], owner[several]))]
@@ -93,9 +93,9 @@ def persons(run: Run, epsilons: Epsilons) -> Persons | None:
         for k in range(int(counts.max())):
             now = np.flatnonzero(rank == k)
             who = mine[now]
-            together[who] += above(now, np.exp(-together[who]) * delta / counts[who])
-    order = np.argsort(together, kind="stable")
-    return Persons(counts[order], np.minimum(together[order], worst), worst, delta)
+            combined[who] += above(now, np.exp(-combined[who]) * delta / counts[who])
+    order = np.argsort(combined, kind="stable")
+    return Persons(counts[order], np.minimum(combined[order], worst), worst, delta)
 
 
 def _curves(
@@ -106,17 +106,17 @@ def _curves(
     The RDP ε is a minimum of lines in x = log 1/δ, hence concave: beyond two points it is below
     the line through them. So a few prices for everyone are enough.
     """
-    asked = -np.log(delta) + np.array(_SPACING)
-    chosen, place = np.unique(rows, return_inverse=True)
+    points = -np.log(delta) + np.array(_SPACING)
+    chosen, row = np.unique(rows, return_inverse=True)
     gaussian = releases.gaussian
     table = np.stack(
         [
-            run.epsilons(float(np.exp(-x)), "rdp", only=chosen, releases=gaussian).values[place]
-            for x in asked
+            run.epsilons(float(np.exp(-x)), "rdp", only=chosen, releases=gaussian).values[row]
+            for x in points
         ]
     )
     with np.errstate(invalid="ignore"):  # ∞ − ∞
-        slope = np.diff(table, axis=0) / np.diff(asked)[:, None]
+        slope = np.diff(table, axis=0) / np.diff(points)[:, None]
     # An ε of 0 was cut off there, and the line through it may be too flat.
     slope[table[:-1] == 0] = np.inf
     ceiling = np.append(table, np.full((1, len(rows)), np.inf), axis=0)
@@ -124,9 +124,9 @@ def _curves(
     def above(which: NDArray[np.int64], share: Array) -> Array:
         left = (1 - _ASIDE) * share if releases.distance else share
         x = -np.log(np.maximum(left, LEAST_DELTA))
-        j = np.clip(np.searchsorted(asked, x), 2, len(asked))
+        j = np.clip(np.searchsorted(points, x), 2, len(points))
         with np.errstate(invalid="ignore"):  # ∞ · 0
-            rise = np.nan_to_num(slope[j - 2, which] * (x - asked[j - 1]), nan=np.inf)
+            rise = np.nan_to_num(slope[j - 2, which] * (x - points[j - 1]), nan=np.inf)
         found = np.minimum(table[j - 1, which] + rise, ceiling[j, which])
         aside = (1 + np.exp(np.minimum(found, 700.0))) * releases.distance
         return np.where((share < LEAST_DELTA) | (aside > share - left), np.inf, found)

@@ -67,11 +67,11 @@ def two_stage_quantiles(
     first = noisy_ranks(values, grid[1:-1], size, mu * _FIRST_SHARE**0.5)
     coarse = np.r_[0.0, np.clip(_monotone(first.values), 0.0, size), size]
     around = _around(target, coarse, first.std)
-    asked = np.setdiff1d(around, [0, len(grid) - 1])
+    queried = np.setdiff1d(around, [0, len(grid) - 1])
     ranks, std = coarse.copy(), np.full(len(grid), first.std)
-    if len(asked):
-        second = noisy_ranks(values, grid[asked], size, mu * (1 - _FIRST_SHARE) ** 0.5)
-        ranks[asked], std[asked] = second.values, second.std
+    if len(queried):
+        second = noisy_ranks(values, grid[queried], size, mu * (1 - _FIRST_SHARE) ** 0.5)
+        ranks[queried], std[queried] = second.values, second.std
     std[[0, -1]] = 1e-3 * std.min()  # all values lie between the ends
     kept = _outside(around, len(grid))
     curve = np.clip(_monotone(ranks[kept], std[kept] ** -2), 0.0, size)
@@ -81,7 +81,7 @@ def two_stage_quantiles(
         Estimate(float(v), float(min(lo, v)), float(max(hi, v)))
         for v, lo, hi in zip(value, low, high, strict=True)
     ]
-    return [found[place] for place in np.argsort(order)]
+    return [found[k] for k in np.argsort(order)]
 
 
 def descent_quantiles(
@@ -103,13 +103,13 @@ def descent_quantiles(
     q = np.asarray(shares, dtype=np.float64)[order]
     found = np.full(len(q), upper / 2)
     for _ in range(steps):
-        places = np.argsort(found, kind="stable")
+        ascending = np.argsort(found, kind="stable")
         seen = np.empty(len(q))
-        ranks = noisy_ranks(values, found[places], size, mu / steps**0.5)
-        seen[places] = np.clip(ranks.values / size, 0.0, 1.0)
+        ranks = noisy_ranks(values, found[ascending], size, mu / steps**0.5)
+        seen[ascending] = np.clip(ranks.values / size, 0.0, 1.0)
         found = np.minimum(found * np.exp(-_DESCENT_RATE * (seen - q)), upper)
     found = np.sort(found)
-    return [Estimate(float(found[place]), 0.0, upper) for place in np.argsort(order)]
+    return [Estimate(float(found[k]), 0.0, upper) for k in np.argsort(order)]
 
 
 def two_stage_draws(shares: int, cells: int = CELLS) -> int:
@@ -118,25 +118,25 @@ def two_stage_draws(shares: int, cells: int = CELLS) -> int:
 
 
 def two_stage_noise(shares: int, mu: float) -> float:
-    """Standard deviation of the rank that `two_stage_quantiles` last asks for."""
+    """Standard deviation of the rank that `two_stage_quantiles` queries in its second stage."""
     return rank_noise(len(_OFFSETS) * shares, mu * (1 - _FIRST_SHARE) ** 0.5)
 
 
 def _around(
     target: NDArray[np.float64], coarse: NDArray[np.float64], std: float
 ) -> NDArray[np.int64]:
-    """(offsets, targets): places on the grid around each target rank, rounded outwards."""
-    places = [
+    """(offsets, targets): points of the grid around each target rank, rounded outwards."""
+    points = [
         np.searchsorted(coarse, target + offset * std, side="right") - 1
         if offset < 0
         else np.searchsorted(coarse, target + offset * std, side="left")
         for offset in _OFFSETS
     ]
-    return np.clip(np.stack(places), 0, len(coarse) - 1)
+    return np.clip(np.stack(points), 0, len(coarse) - 1)
 
 
 def _outside(around: NDArray[np.int64], m: int) -> NDArray[np.bool_]:
-    """(m,): which places to go on with, namely not those for which better ones were asked."""
+    """(m,): which points to go on with, namely not those for which better ones were queried."""
     kept = np.ones(m, dtype=bool)
     for low, high in zip(around.min(axis=0), around.max(axis=0), strict=True):
         kept[low + 1 : high] = False
