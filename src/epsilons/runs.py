@@ -59,6 +59,7 @@ class Run:
         *,
         random_loss: bool = False,
         random_data: bool = False,
+        batch_invariant: bool = False,
         seed: int | None = None,
         randomness: Randomness | None = None,
     ) -> Self:
@@ -83,6 +84,7 @@ class Run:
             columns=examples.packed(ids=False),
             random_loss=random_loss,
             random_data=random_data,
+            batch_invariant=batch_invariant,
             anchor=path / "public" / "anchor.json",
             salt=None if seed is None else hashlib.sha256(f"salt {seed}".encode()).digest(),
             seed=seed,

@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from epsilons.accounting.composition import NOTHING, Releases
 from epsilons.accounting.plan import Clipping, Plan, Rounding, Schedule
+from epsilons.accounting.sums import Sums
 
 # What the readers of data sets take; None: not given.
 DATA_KEYS = (
@@ -26,7 +27,8 @@ DATA_KEYS = (
 )  # fmt: skip
 _PLAN_KEYS = (
     "delta", "batch_size", "sample_rate", "epochs", "steps", "refreshes_per_epoch",
-    "refresh_every", "refresh_schedule", "clipping", "rounding", "levels", "max_records_per_owner",
+    "refresh_every", "refresh_schedule", "clipping", "rounding", "levels", "sums",
+    "max_records_per_owner",
 )  # fmt: skip
 
 
@@ -111,6 +113,7 @@ class Settings(BaseModel):
     clipping: Clipping = "max"
     rounding: Rounding | None = None
     levels: Whole = Field(256, ge=1)
+    sums: Sums = "float64"
     max_records_per_owner: Whole | None = Field(None, ge=1)
     phase: tuple[PhaseChange, ...] = ()
 

@@ -74,6 +74,7 @@ def test_steps_that_were_repeated_are_in_the_totals_and_answers_anew(tmp_path):
     now = json.loads(file.read_text(encoding="utf-8"))
     assert now["training"] == {
         "epsilon": run.journal.worst_case(), "delta": 1e-5, "steps": 150, "repeated_steps": 50,
+        "sums_covered": False,
     }  # fmt: skip
     assert now["training"]["epsilon"] > 1.2 * before["training"]["epsilon"]
     assert now["total"]["epsilon"] > now["training"]["epsilon"]

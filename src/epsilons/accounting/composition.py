@@ -21,6 +21,7 @@ from epsilons.accounting import checks
 from epsilons.accounting.individual import Method, epsilons_from_blocks
 from epsilons.accounting.rdp import DEFAULT_ORDERS, rdp_epsilon, sampled_gaussian_rdp
 from epsilons.accounting.results import Epsilons
+from epsilons.accounting.sums import delta_within_cap
 from epsilons.accounting.tight import tight_epsilon
 
 _MOST_MU = 1e3
@@ -139,8 +140,9 @@ def composed_epsilon(
             rdp = times @ sampled_gaussian_rdp(noise, rate, DEFAULT_ORDERS)
         return float(rdp_epsilon(DEFAULT_ORDERS, rdp, at, method))
 
-    left = releases.delta_left(delta, priced)
-    return releases.kept(priced(left), delta, left)
+    inside = delta_within_cap(delta)
+    left = releases.delta_left(inside, priced)
+    return releases.kept(priced(left), inside, left)
 
 
 def composed_epsilons(
@@ -159,7 +161,8 @@ def composed_epsilons(
     Constants (rows,): one per row. `most(δ)`: what nobody exceeds, releases of exactly Gaussian
     noise included; it is asked only to set aside what the noise's distance from that costs.
     """
-    left = releases.delta_left(delta, most)
+    inside = delta_within_cap(delta)
+    left = releases.delta_left(inside, most)
     if releases.mu:
         blocks = (_with_full_step(norms, steps) for norms, steps in blocks)
         sample_rate = np.append(sample_rate, 1.0)
@@ -173,12 +176,12 @@ def composed_epsilons(
         delta=left,
         **how,
     )
-    if left == delta:
-        return found
+    if left == inside:
+        return replace(found, delta=delta)
     return replace(
         found,
-        values=np.array([releases.kept(value, delta, left) for value in found.values]),
-        worst_case=releases.kept(found.worst_case, delta, left),
+        values=np.array([releases.kept(value, inside, left) for value in found.values]),
+        worst_case=releases.kept(found.worst_case, inside, left),
         delta=delta,
     )
 

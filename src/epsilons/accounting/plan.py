@@ -396,7 +396,8 @@ class Plan:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
         phases = tuple((first, changes) for first, changes in fields.get("phases", ()))
-        return cls(**{**fields, "phases": phases})
+        # a plan from before there was a choice
+        return cls(**{"sums": "float32", **fields, "phases": phases})
 
 
 def _check(claim: bool, name: str, value: object, expected: str) -> None:

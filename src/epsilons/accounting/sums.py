@@ -15,7 +15,8 @@ from epsilons.accounting import checks
 
 Sums = Literal["float64", "float32"]
 
-_TAIL = 2.0**-80  # how likely a batch may exceed its cap, at every step
+_TAIL = 2.0**-120  # how likely a batch may reach its cap, at every step
+_EXCESS = 2.0**-80  # of a whole run, up to 2⁴⁰ steps; part of δ
 _UNIT = 2.0**-53  # of float64: one operation errs by at most this, relatively
 _PARTS = 32  # in units of the clip bound: the most that one example's summands have together
 _OPERATIONS = 8  # beside additions: factors, scales, conversions
@@ -26,27 +27,36 @@ NOT_COVERED = "floating-point effects of the sum are not covered"
 
 @functools.lru_cache(4096)
 def batch_cap(n: int, sample_rate: float) -> int:
-    """The most examples that a step takes: a Poisson draw has more with probability ≤ 2⁻⁸⁰.
+    """The most examples that a step takes: n, or what a Poisson draw reaches with P ≤ 2⁻¹²⁰.
 
-    The cap is public, where the number drawn is not.
+    The cap is public, where the number drawn is not. Who joins a draw below the cap keeps within
+    it, so that reaching it says nothing about one example.
 
     >>> batch_cap(60_000, 1024 / 60_000), batch_cap(10, 1.0)
-    (1379, 10)
+    (1450, 10)
     """
     checks.probability("sample_rate", sample_rate)
-    low, high = 0, n  # the least of them with P[more] ≤ 2⁻⁸⁰
+    low, high = 0, n  # the least of them with P[as many or more] ≤ 2⁻¹²⁰
     while low < high:
         middle = (low + high) // 2
-        if binom.sf(middle, n, sample_rate) <= _TAIL:
+        if binom.sf(middle - 1, n, sample_rate) <= _TAIL:
             high = middle
         else:
             low = middle + 1
     return low
 
 
-def cap_excess(steps: int) -> float:
-    """How likely any of so many steps has a batch above its cap, at most: it is part of δ."""
-    return steps * _TAIL
+def delta_within_cap(delta: float) -> float:
+    """What is left of δ when batches at their cap are paid for; rounded down.
+
+    >>> delta_within_cap(1e-5) < 1e-5
+    True
+    """
+    if delta <= _EXCESS:
+        raise ValueError(
+            f"delta={delta:g}; expected more than 2⁻⁸⁰, the chance that any batch is too large"
+        )
+    return math.nextafter(delta - _EXCESS, 0.0)
 
 
 def sum_remainder(cap: int, max_grad_norm: float) -> float:
@@ -66,12 +76,17 @@ def sum_remainder(cap: int, max_grad_norm: float) -> float:
     return 2 * terms / (1 - terms) * _PARTS * cap * max_grad_norm * _UP
 
 
-def pass_size(batch_size: float) -> int:
-    """How many examples one pass takes by default: two standard deviations above the expectation.
+def pass_size(batch_size: float, cap: int, micro_batch: int | None = None) -> int:
+    """How many examples every pass of a step takes: `micro_batch`, or room for most Poisson draws.
 
-    A multiple of 8, as kernels like it. Most Poisson draws then fit into one pass.
+    About two standard deviations above the expected size, if the cap is not below. A multiple of 8,
+    where that can be: kernels treat the rest after whole vectors in another way.
 
-    >>> pass_size(1024), pass_size(20)
-    (1088, 32)
+    >>> pass_size(1024, 1450), pass_size(20, 20), pass_size(1024, 1450, micro_batch=100)
+    (1088, 24, 96)
     """
-    return 8 * math.ceil((batch_size + 2 * math.sqrt(batch_size)) / 8)
+    usual = 8 * max(1, round((batch_size + 2 * math.sqrt(batch_size)) / 8))
+    size = min(usual, 8 * math.ceil(cap / 8))
+    if micro_batch is None or micro_batch >= size:
+        return size
+    return micro_batch - micro_batch % 8 if micro_batch >= 8 else micro_batch

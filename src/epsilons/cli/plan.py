@@ -11,6 +11,7 @@ from rich.table import Table
 from epsilons.accounting.individual import METHODS
 from epsilons.accounting.plan import Plan
 from epsilons.accounting.printed import epsilon_text
+from epsilons.accounting.sums import NOT_COVERED, Sums
 from epsilons.cli.show import warn_of_delta
 
 
@@ -20,6 +21,7 @@ def plan(
     epochs: Annotated[float, typer.Option(help="Passes over the data.")],
     epsilon: Annotated[float, typer.Option(help="Worst-case ε to meet.")],
     delta: Annotated[float, typer.Option(help="δ of the guarantee.")],
+    sums: Annotated[Sums, typer.Option(help="Sums over examples: float64 or float32.")] = "float64",
 ) -> None:
     """The least noise that meets a worst-case ε, and what it gives (needs nobody's data)."""
     table = Table("calibrated with", "noise multiplier", *(f"ε by {m}" for m in METHODS))
@@ -33,6 +35,7 @@ def plan(
             batch_size=batch_size,
             epochs=epochs,
             max_grad_norm=1.0,
+            sums=sums,
         )
         if not found.steps:
             raise ValueError(
@@ -48,3 +51,5 @@ def plan(
         f"sampling rate {found.sample_rate:.6g}, {found.steps} steps, δ = {delta:g}, ε per record"
     )
     console.print(table)
+    if found.sums == "float32":
+        console.print(f"with float32 sums, {NOT_COVERED}", soft_wrap=True)

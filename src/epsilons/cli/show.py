@@ -10,6 +10,7 @@ from rich.console import Console
 from epsilons.accounting.composition import NOTHING
 from epsilons.accounting.printed import epsilon_text
 from epsilons.accounting.results import Epsilons
+from epsilons.accounting.sums import NOT_COVERED
 from epsilons.examples import Examples
 from epsilons.release import meaningful, person_worst_case, persons, releases_of
 from epsilons.runs import Run
@@ -71,6 +72,12 @@ def owner_lines(run: Run, epsilons: Epsilons) -> list[str]:
 def small_bound_line(epsilons: Epsilons) -> list[str]:
     """What is to be said where everyone is at the worst case; private."""
     return [] if epsilons.small_bound is None else [f"clip bound      {epsilons.small_bound}"]
+
+
+def sums_line(run: Run) -> list[str]:
+    """What the guarantee leaves out of the arithmetic; nothing if nothing."""
+    covered = run.journal.sums_covered or run.plan.kind == "none"
+    return [] if covered else [f"arithmetic      {NOT_COVERED}"]
 
 
 def parts_line(run: Run, until: int | None = None) -> list[str]:

@@ -15,6 +15,7 @@ from epsilons.cli.show import (
     parts_line,
     person_line,
     small_bound_line,
+    sums_line,
 )
 from epsilons.release import releases_of
 from epsilons.runs import Run
@@ -46,6 +47,7 @@ def status(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> N
         *parts_line(opened, until=plan.steps),
         person_line(opened),
         f"randomness      {journal.randomness}",
+        *sums_line(opened),
         f"chain           OK, {verified.entries} entries{sealed}",
         PRIVATE,
         f"at worst case   {epsilons.at_worst_case.mean():.1%} of the examples",

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from epsilons.accounting.printed import epsilon_text
+from epsilons.accounting.sums import NOT_COVERED
 from epsilons.cli.machine import print_json
 from epsilons.cli.show import PRIVATE, print_distribution, warn_of_delta
 from epsilons.release import Total
@@ -71,6 +72,9 @@ def _print(found: Total) -> None:
         console.print(
             f"copies          {', '.join(names)} began as one folder; each counts in full"
         )
+    for part in found.parts:
+        if not part.sums_covered:
+            console.print(f"arithmetic      {NOT_COVERED} in {part.name}")
     console.print(
         "note            an account of what was spent; a promise only if every plan was fixed "
         "before the first run"

@@ -15,6 +15,7 @@ from epsilons.cli.show import (
     parts_line,
     person_line,
     print_epsilons,
+    sums_line,
     warn_of_delta,
 )
 from epsilons.runs import Run
@@ -57,7 +58,9 @@ def print_run(path: Path, carry_out: Callable[[], Run]) -> None:
         console = Console(highlight=False)
         epsilons = run.epsilons()
         private = [*accuracy_line(run.test), *owner_lines(run, epsilons)]
-        print_epsilons(console, epsilons, [*parts_line(run), person_line(run)], private)
+        print_epsilons(
+            console, epsilons, [*parts_line(run), person_line(run), *sums_line(run)], private
+        )
     except KeyboardInterrupt as stopped:
         stopped.args = (f"{str(stopped) or 'stopped'}: {_way_on(path)}",)
         raise

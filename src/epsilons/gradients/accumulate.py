@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from epsilons.gradients.clip_factors import add_up
+from epsilons.gradients.clip_factors import add_up, widest_dtype
 from epsilons.gradients.parameter_use import ParameterUse, Weight
 from epsilons.gradients.rules.derived import ClosedForm, Standardised
 from epsilons.gradients.rules.registry import (
@@ -50,7 +50,7 @@ class Group:
 
     @property
     def coarse(self) -> bool:
-        """Whether pulling back to the parameters would round to bfloat16 or float16."""
+        """Whether sums can't be pulled back in float32: of bfloat16, float16 or complex weights."""
         return any(_coarse(u.weight) for u in self.uses)
 
 
@@ -69,7 +69,7 @@ class Accumulator:
         device = next(iter(parameters.values())).device
         self.parameters = parameters
         self.keep, self.coarse = keep, coarse
-        self.squares = torch.zeros(count, dtype=torch.float64, device=device)
+        self.squares = torch.zeros(count, dtype=widest_dtype(device), device=device)
         self.groups = _groups(uses)
         self._group_of = {id(u): group for group in self.groups for u in group.uses}
         self._kept: list[Group] = []
@@ -322,7 +322,8 @@ def _no_gradients(group: Group, error: Exception) -> UnsupportedLayer:
 
 
 def _coarse(weight: Weight) -> bool:
-    return weight.tensor.dtype in LOW_PRECISION and not weight.tensor.is_leaf
+    low = weight.tensor.dtype in LOW_PRECISION or weight.tensor.is_complex()
+    return low and not weight.tensor.is_leaf
 
 
 def _is_parameter(group: Group) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 
@@ -12,8 +13,17 @@ NORM_ERROR = 2e-5  # twice the relative error that a norm may carry
 _TINY = sys.float_info.min
 
 
+@functools.cache
+def widest_dtype(device: torch.device) -> torch.dtype:
+    """float64; float32 on a device without it."""
+    try:
+        return torch.zeros(1, dtype=torch.float64, device=device).dtype
+    except (TypeError, RuntimeError):
+        return torch.float32
+
+
 def clip_factors(squares: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Norms, and min(1, C_i / (‖g_i‖ · (1 + 2e-5))): (B,) float64, like the squares.
+    """Norms, and min(1, C_i / (‖g_i‖ · (1 + 2e-5))): (B,), of the widest dtype, like the squares.
 
     0 where the norm is not finite. Which norms are comes last, (B,); None if all.
     """

@@ -21,9 +21,11 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from epsilons.gradients.autograd_nodes import opened
 from epsilons.gradients.buffer_checks import check_buffers
+from epsilons.gradients.clip_factors import widest_dtype
 from epsilons.gradients.isolation import undisturbed
 from epsilons.gradients.norms import (
     LossFn,
+    Sums,
     check_loss_fn,
     check_losses,
     clipped_gradients,
@@ -210,13 +212,15 @@ def _canary(model: nn.Module, loss_fn: LossFn, batch: Any, device: torch.device)
                 return random
             bounds = norms / 2
             torch.manual_seed(SEED)
-            sums, found = clipped_gradients(model, loss_fn, batch, bounds)
+            sums, found = clipped_gradients(
+                model, loss_fn, batch, bounds, sums=_widest_sums(device)
+            )
             restore()
     tolerance = quiet.tolerance
     _compare("gradient norms", found, norms, tolerance)
     factors = (bounds / norms).nan_to_num()
     for name, total in sums.items():
-        expected = sum(f * row[name].double() for f, row in zip(factors, rows, strict=True))
+        expected = sum(f * row[name].cpu().double() for f, row in zip(factors, rows, strict=True))
         _compare(f"clipped gradients of {name}", total, expected, tolerance, float(norms.max()))
     return random
 
@@ -259,8 +263,12 @@ def _gradients(loss: Tensor, parameters: list[Tensor]) -> tuple[Tensor | None, .
         ) from None
 
 
+def _widest_sums(device: torch.device) -> Sums:
+    return "float64" if widest_dtype(device) == torch.float64 else "float32"
+
+
 def _norm(row: Mapping[str, Tensor]) -> Tensor:
-    return torch.stack([g.double().square().sum() for g in row.values()]).sum().sqrt()
+    return torch.stack([g.cpu().double().square().sum() for g in row.values()]).sum().sqrt()
 
 
 def _compare(
@@ -272,7 +280,7 @@ def _compare(
     *,
     least: float = _LEAST,
 ) -> None:
-    found, expected = found.double(), torch.as_tensor(expected).double()
+    found, expected = found.cpu().double(), torch.as_tensor(expected).cpu().double()
     size = expected.abs().max() if scale is None else torch.as_tensor(scale)
     apart = (found - expected).abs().max()
     if not bool(apart <= tolerance * size + least):

@@ -5,7 +5,6 @@ Nothing is wrapped, hooked or left behind on the model: see `tracer` for how.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +20,7 @@ from torch.utils.data import default_collate
 
 from epsilons.gradients.accumulate import Accumulator
 from epsilons.gradients.batch_dim.dims import BATCH_FIRST
-from epsilons.gradients.clip_factors import clip_factors
+from epsilons.gradients.clip_factors import clip_factors, widest_dtype
 from epsilons.gradients.isolation import in_order, undisturbed
 from epsilons.gradients.rules.registry import UnsupportedLayer, without_autocast
 from epsilons.gradients.tracer import PresumedWrongly, Tracer
@@ -141,20 +140,11 @@ def padded(rows: Tensor, size: int) -> Tensor:
 def _check_sums(sums: str, device: torch.device) -> None:
     if sums not in ("float64", "float32"):
         raise ValueError(f"sums={sums!r}; expected 'float64' or 'float32'.")
-    if sums == "float64" and not _has_float64(device):
+    if sums == "float64" and widest_dtype(device) != torch.float64:
         raise ValueError(
             f"sums='float64', and {device} has no float64. Use another device, or sums='float32', "
             "where floating-point effects of the sum are not covered by the guarantee."
         )
-
-
-@functools.cache
-def _has_float64(device: torch.device) -> bool:
-    try:
-        torch.zeros(1, dtype=torch.float64, device=device)
-    except (TypeError, RuntimeError):
-        return False
-    return True
 
 
 def gradient_norms(
@@ -197,7 +187,7 @@ def gradient_norms(
         for batch in batches:
             moved = {id(t): t.to(place) for t in tensors_in(batch)}
             batch, count = swapped(batch, moved), example_count(batch)
-            size = size or whole_rows(count)
+            size = size or min(batch_size, whole_rows(count))
             if 0 < count < size:  # all passes have one shape: see `clipped_gradients`
                 batch = examples(batch, padded(torch.arange(count, device=place), size))
             found = batch_norms(model, loss_fn, batch)[:count]
@@ -212,7 +202,7 @@ def gradient_norms(
 
 
 def batch_norms(model: nn.Module, loss_fn: LossFn, batch: Any) -> Tensor:
-    """The gradient norms of one batch, (B,) float64, on the model's device."""
+    """The gradient norms of one batch, (B,), on the model's device."""
     return backward_pass(model, loss_fn, batch, trainable(model), keep=False)[0].squares.sqrt()
 
 
@@ -276,7 +266,8 @@ def examples(batch: Any, part: slice | Tensor) -> Any:
 
 
 def _bounds(bounds: Any, count: int, device: torch.device) -> Tensor:
-    limits = torch.as_tensor(bounds, dtype=torch.float64, device=device).detach().resolve_neg()
+    limits = torch.as_tensor(bounds, dtype=widest_dtype(device), device=device)
+    limits = limits.detach().resolve_neg()
     if limits.dim() == 0:
         limits = limits.expand(count)
     if limits.shape != (count,):
@@ -337,7 +328,7 @@ def _traced_pass(
             if losses.requires_grad:
                 mode.backward(losses.sum(), accumulated.receive)
             accumulated.finish()
-    return accumulated, losses.detach().double()
+    return accumulated, losses.detach().to(accumulated.squares.dtype)
 
 
 def _eager() -> AbstractContextManager[Any]:

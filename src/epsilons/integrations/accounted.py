@@ -26,7 +26,7 @@ from epsilons.release.ledger import renew_ledger
 from epsilons.runs import Run
 from epsilons.training.identity import with_digests
 from epsilons.training.inspection import inspect_refresh, inspect_start
-from epsilons.training.step import charged_norms
+from epsilons.training.step import charged_norms, pass_sizes
 
 Collate = Callable[[list[Any]], Any]
 OnNorms = Callable[[NDArray[np.float64]], None]
@@ -37,7 +37,8 @@ class Accounted:
 
     `without_hooks` is entered around every pass over the data, and takes the loop's own hooks off
     the model there.
-    `on_grid`: the noise is `private_step`'s, and norms have room for the rounding to its grid.
+    `on_grid`: the steps are `private_step`'s, with that `micro_batch`, and norms have room for the
+    rounding to its noise's grid.
     `randomness`: where the loop takes noise and coins from, if that is known.
     """
 
@@ -54,14 +55,18 @@ class Accounted:
         collate_fn: Collate = default_collate,
         without_hooks: Callable[[], AbstractContextManager[None]] = nullcontext,
         on_grid: bool = False,
+        micro_batch: int | None = None,
         randomness: Randomness | None = None,
     ) -> None:
         check_loss_fn(loss_fn)
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size={batch_size!r}; expected a number of examples ≥ 1")
         n = len(dataset)  # type: ignore[arg-type]
+        self._pass_sizes = pass_sizes(plan, micro_batch) if on_grid else set()
         with without_hooks():
-            found = inspect_start(model, loss_fn, dataset, collate_fn=collate_fn)
+            found = inspect_start(
+                model, loss_fn, dataset, sizes=self._pass_sizes, collate_fn=collate_fn
+            )
         names = Examples.numbered(n) if examples is None else examples
         self.run = Run.create(
             out,
@@ -118,6 +123,7 @@ class Accounted:
 
     def _inspect(self, step: int) -> None:
         journal = self.run.journal
+        sizes = self._pass_sizes if journal.sums_covered else ()
         try:
             found = inspect_refresh(
                 self._model,
@@ -125,6 +131,7 @@ class Accounted:
                 self._dataset,
                 step,
                 most=self._batch_size,
+                sizes=sizes,
                 collate_fn=self._collate,
             )
         except MixedExamples:
@@ -135,6 +142,9 @@ class Accounted:
             journal.record_random("loss", step)
         if found.random_data:
             journal.record_random("data", step)
+        if sizes and not found.batch_invariant:
+            journal.record_batch_dependence(step)
+            renew_ledger(self.run)
 
     def epsilons(self, delta: float | None = None) -> Epsilons:
         """ε of every example for the steps taken so far, in data set order."""

@@ -21,9 +21,9 @@ class IndividualPrivacy(pl.Callback):
     """Individual accounting from the start of training to its end.
 
     With Opacus: `hooks` is what `make_private(..., wrap_model=False)` returned first, and `delta`
-    the guarantee's. With
-    `private_step` in a `training_step` of manual optimization: `plan`, and the train loader is
-    `PoissonLoader(dataset, plan)`; bounds, if needed, are `accounted.run.journal.bounds(...)`.
+    the guarantee's. With `private_step` in a `training_step` of manual optimization: `plan`, the
+    `micro_batch` of the steps if there is one, and the train loader is `PoissonLoader(dataset,
+    plan)`; bounds, if needed, are `accounted.run.journal.bounds(...)`.
     `loss_fn(module, batch)` gives one loss per example.
     """
 
@@ -38,6 +38,7 @@ class IndividualPrivacy(pl.Callback):
         dataset: Dataset[Any] | None = None,
         examples: Examples | None = None,
         batch_size: int = 256,
+        micro_batch: int | None = None,
         **opacus: Any,
     ) -> None:
         super().__init__()
@@ -54,6 +55,7 @@ class IndividualPrivacy(pl.Callback):
             raise ValueError(f"{', '.join(given)}: with a plan, these are the plan's")
         self.accounted: Accounted | None = None
         self._loss_fn, self._hooks, self._plan, self._dataset = loss_fn, hooks, plan, dataset
+        self._micro_batch = micro_batch
         self._options = {"out": out, "examples": examples, "batch_size": batch_size, **opacus}
 
     def epsilons(self, delta: float | None = None) -> Epsilons:
@@ -78,6 +80,7 @@ class IndividualPrivacy(pl.Callback):
                 )
             self.accounted = Accounted(
                 pl_module, self._loss_fn, self._dataset, self._plan, on_grid=True,
+                micro_batch=self._micro_batch,
                 randomness=Randomness(coins=loader.coins), **self._options,
             )  # fmt: skip
         else:

@@ -107,6 +107,7 @@ def attach(
         refresh_every=max(1, round(1 / (_REFRESHES_PER_EPOCH * sampler.sample_rate)))
         if refresh_every is None
         else refresh_every,
+        sums="float32",  # as Opacus adds gradients up
     )
     return AttachedToOpacus(
         hooks, optimizer, sampler, loss_fn, data, plan, out=out, examples=examples,

@@ -1,7 +1,8 @@
 """Assumptions of the accounting, and entries that say where a run was found to break them.
 
 Random losses or data make every individual ε an estimate. Examples that mix within a batch make
-every ε of the run wrong, so that none is returned.
+every ε of the run wrong, so that none is returned. Where the last bits of an example's gradient
+depend on its batch, floating-point effects of the sum are not covered.
 """
 
 from __future__ import annotations
@@ -27,6 +28,19 @@ def random_draws(chain: Chain, opening: Opening) -> tuple[Random, ...]:
     at_first = [what for what in ("loss", "data") if opening.facts.get(f"random_{what}")]
     later = [entry.facts["what"] for entry in chain.entries("random")]
     return tuple(dict.fromkeys([*at_first, *later]))
+
+
+def append_batch_dependence(chain: Chain, step: int) -> None:
+    """Append that at `step` bits depended on the batch; see `Journal.record_batch_dependence`."""
+    if chain.last("batch dependence") is None:
+        chain.append("batch dependence", {"step": step}, b"", b"")
+
+
+def sums_covered(chain: Chain, opening: Opening) -> bool:
+    """Whether the sums' rounding is within what is charged; see `Journal.sums_covered`."""
+    tested = bool(opening.facts.get("batch_invariant"))
+    found = chain.last("batch dependence") is not None
+    return opening.plan.sums == "float64" and tested and not found
 
 
 def append_mixing(chain: Chain, step: int) -> None:

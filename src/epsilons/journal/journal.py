@@ -54,6 +54,7 @@ class Journal:
         columns: bytes = b"",
         random_loss: bool = False,
         random_data: bool = False,
+        batch_invariant: bool = False,
         anchor: Path | None = None,
         salt: bytes | None = None,
         seed: int | None = None,
@@ -64,9 +65,12 @@ class Journal:
         `columns`: owners, groups and digests of the examples (see `Examples.packed`).
         `random_loss`: the loss is random (dropout); `random_data`: the data set returns an example
         differently each time (augmentation). Either makes norms of a refresh differ from those of
-        the step; if it is found out later, `record_random` appends it. `anchor`: the file in which
-        the head of the chain is published. `salt`: 32 bytes, random by default; given, with the
-        `seed` that is recorded, for reproducible runs. `randomness`: the source of noise and coins.
+        the step; if it is found out later, `record_random` appends it. `batch_invariant`: what an
+        example adds to a sum was tested not to depend on its batch, to the last bit
+        (`training.steps_are_batch_invariant`); else floating-point effects of the sum are not
+        covered. `anchor`: the file in which the head of the chain is published. `salt`: 32 bytes,
+        random by default; given, with the `seed` that is recorded, for reproducible runs.
+        `randomness`: the source of noise and coins.
         """
         names = validated_ids(ids, plan.n)
         facts = opening_facts(
@@ -74,6 +78,7 @@ class Journal:
             names,
             random_loss=random_loss,
             random_data=random_data,
+            batch_invariant=batch_invariant,
             salt=salt,
             seed=seed,
             randomness=randomness,
@@ -165,6 +170,19 @@ class Journal:
     def random(self) -> tuple[Random, ...]:
         """What makes norms of a refresh differ from those of a step; see `record_random`."""
         return assumptions.random_draws(self._chain, self._opening)
+
+    def record_batch_dependence(self, step: int) -> None:
+        """Record that at `step` the last bits of an example's gradient depended on its batch."""
+        assumptions.append_batch_dependence(self._chain, step)
+
+    @property
+    def sums_covered(self) -> bool:
+        """Whether floating-point effects of the sums are within what is charged (`docs/sums.md`).
+
+        They are if sums are float64 and examples were found to be independent of their batch, to
+        the last bit, whenever that was tested.
+        """
+        return assumptions.sums_covered(self._chain, self._opening)
 
     def charge(self, first: int, last: int | None = None, *, anchored: bool = True) -> None:
         """Charge every example for steps `first` to `last`, both included.

@@ -108,7 +108,9 @@ def _wrong(run: Run) -> str | None:
     try:
         stated = json.loads(content)
         now = json.loads(json.dumps(_page(run, budget.entries, budget.limit)))
-        now["kind"] = stated["kind"]  # of its moment: it changes with what is recorded
+        # of their moment: they change with what is recorded
+        now["kind"] = stated["kind"]
+        now["training"]["sums_covered"] = stated["training"]["sums_covered"]
         earlier = stated["training"]["steps"] < now["training"]["steps"]
         untouched = budget.ledger is None and earlier and stated["publications"] == []
         return None if untouched or _alike(stated, now) else LEDGER
@@ -149,6 +151,7 @@ def _page(run: Run, entries: Sequence[Entry], limit: Limit | None) -> dict[str, 
             "delta": plan.delta,
             "steps": sum(steps),
             "repeated_steps": run.journal.repeated,
+            "sums_covered": run.journal.sums_covered,
         },
         "clip_bound": {"epsilon": plan.clip_bound.epsilon(plan.delta), "delta": plan.delta},
         "releases": {"epsilon": releases.epsilon(at), "delta": at},

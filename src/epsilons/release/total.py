@@ -50,6 +50,7 @@ class Part:
     kind: Kind
     releases: int
     randomness: Randomness
+    sums_covered: bool
     unmatched: Mapping[str, int]
 
 
@@ -106,6 +107,7 @@ def total(runs: Sequence[Run], *, delta: float | None = None, method: Method = "
             kind=kind,
             releases=Spent.of_run(run.path).questions,
             randomness=run.journal.randomness,
+            sums_covered=run.journal.sums_covered,
             unmatched=reasons,
         )
         for run, kind, reasons in zip(runs, combined.kinds, unmatched, strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from epsilons.accounting.printed import epsilon_text, percent_text
+from epsilons.accounting.sums import NOT_COVERED
 from epsilons.release.owner import FALSE_ALARMS, Record, Statement, meaningful
 
 _MODELS = "the model and all intermediate models"
@@ -123,6 +124,12 @@ def _sections(statement: Statement) -> list[tuple[str, list[str]]]:
             "Against whoever can compute it, nothing here holds: "
             f"{'one of these runs' if statement.others else 'this run'} has "
             f"{statement.randomness}.",
+        )
+    if not statement.sums_covered:
+        which = "one of these runs" if others else "this run"
+        guarantee.append(
+            f"Of {which}, {NOT_COVERED}: rounding may let a record weigh more than these figures "
+            "say."
         )
     return [
         ("What is guaranteed", guarantee),

@@ -54,6 +54,7 @@ class Findings:
     steps: int
     seed: int | None
     randomness: Randomness
+    sums_covered: bool
     refreshes: int
     restarts: int
     repeated: int
@@ -119,6 +120,7 @@ def findings(run: Run) -> Findings:
         steps=run.journal.steps_charged,
         seed=run.seed,
         randomness=run.journal.randomness,
+        sums_covered=run.journal.sums_covered,
         refreshes=len(run.journal.refreshes_now()),
         restarts=run.journal.restarts,
         repeated=run.journal.repeated,

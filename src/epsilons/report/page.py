@@ -13,6 +13,7 @@ from typing import Any
 import jinja2
 
 from epsilons.accounting.printed import epsilon_text, percent_text
+from epsilons.accounting.sums import NOT_COVERED
 from epsilons.analysis import figures
 from epsilons.analysis.figures.style import short
 from epsilons.files import private_file
@@ -78,7 +79,7 @@ def render(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["inf"] = math.inf
+    environment.globals |= {"inf": math.inf, "not_covered": NOT_COVERED}
     environment.filters |= {
         "at_most": percent_text,
         "bound": epsilon_text,

@@ -63,6 +63,7 @@ class Published:
     """What `public/` tells. `mean`, `quantiles` and `groups` are of the latest publication.
 
     `kind`: what the individual ε's are worth, as stated with the publications; None if nothing is.
+    `sums_covered`: as stated there; False in a ledger that says nothing of it.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Published:
     repeated: int
     seed: int | None
     randomness: Randomness
+    sums_covered: bool
     anchor: Mapping[str, Any]
     ledger: Mapping[str, Any] | None
     mean: Number | None
@@ -126,6 +128,7 @@ def _published(run: Path) -> Published:
         repeated=summary.get("repeated_steps", 0),
         seed=summary["seed"],
         randomness=Randomness.recorded(summary),
+        sums_covered=(ledger or {}).get("training", {}).get("sums_covered", False),
         anchor=_json(folder / "anchor.json") or {},
         ledger=ledger,
         mean=_number(means[-1]) if means else None,

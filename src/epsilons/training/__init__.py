@@ -5,6 +5,7 @@ from typing import NoReturn
 from epsilons.training.callbacks import Callbacks, Ema, TensorBoard
 from epsilons.training.evaluation import correct_class
 from epsilons.training.fit import fit
+from epsilons.training.inspection import steps_are_batch_invariant
 from epsilons.training.interrupt import Interrupted
 from epsilons.training.loop import Step
 from epsilons.training.losses import supervised
@@ -22,6 +23,7 @@ __all__ = [
     "correct_class",
     "fit",
     "private_step",
+    "steps_are_batch_invariant",
     "supervised",
 ]
 

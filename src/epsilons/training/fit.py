@@ -38,7 +38,7 @@ from epsilons.training.inspection import inspect_start
 from epsilons.training.interrupt import interruptible
 from epsilons.training.loop import Loop, Step
 from epsilons.training.progress import training_bar
-from epsilons.training.step import check_optimizer
+from epsilons.training.step import check_optimizer, pass_sizes
 
 GO_ON = "go on: `epsilons resume {0}`, or fit(…, resume=True)"
 PASS_BATCH = 256  # examples at a time in passes over all of them
@@ -107,7 +107,8 @@ def fit(
     with ExitStack() as alone, needing_room(Path(out), GO_ON.format(out)):
         with torch.random.fork_rng(), interruptible() as interrupted:
             if run is None:
-                found = inspect_start(model, loss_fn, train)
+                sizes = pass_sizes(plan, micro_batch)
+                found = inspect_start(model, loss_fn, train, sizes=sizes)
                 run = Run.create(
                     out,
                     plan,

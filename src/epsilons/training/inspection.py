@@ -1,14 +1,15 @@
-"""What is looked at before training and at every refresh: what draws at random, and what mixes.
+"""What is tested before training and at every refresh: random draws, mixing, batch invariance.
 
 Some examples are fetched twice: where they differ (augmentation), norms of a refresh are not those
 of the step. The losses of some are compared between groupings of their batch: where they differ,
-clipping does not bound what an example adds. Others are looked at each time; what was not looked
-at is not known.
+clipping does not bound what an example adds. Their bits are compared between positions in passes of
+the step's size: where they differ, floating-point effects of the sum are not covered. Other
+examples are taken each time; what was not tested is not known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,34 +18,51 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from epsilons.accounting.plan import Plan
+from epsilons.gradients.batch_invariance import ARRANGEMENTS, batch_invariant
 from epsilons.gradients.isolation import items, undisturbed
 from epsilons.gradients.model_checks import GROUPED, check_model, expect_separate
 from epsilons.gradients.norms import LossFn, trainable
 from epsilons.training.evaluation import to_device
 from epsilons.training.sampling import batch_of
+from epsilons.training.step import pass_sizes
 
 FETCHED = 32  # examples that are fetched twice
 # In a trained network all losses may be near 0, where rounding is larger than a thousandth of them.
 _LEAST = 1e-4
+_FEW_ARRANGEMENTS = 2  # at a refresh: each is as dear as a pass
 _STRIDE = 7919  # from one refresh to the next other examples are looked at
 
 Collate = Callable[[list[Any]], Any]
 
 
 class Inspection(NamedTuple):
-    """What was found among the examples looked at: does the loss draw, do the data?"""
+    """What was found among the tested examples: is the loss random, are the data?
+
+    `batch_invariant`: whether an example's bits are the same in any batch; False if not tested.
+    """
 
     random_loss: bool
     random_data: bool
+    batch_invariant: bool
 
 
 def inspect_start(
-    model: nn.Module, loss_fn: LossFn, data: Dataset[Any], *, collate_fn: Collate = default_collate
+    model: nn.Module,
+    loss_fn: LossFn,
+    data: Dataset[Any],
+    *,
+    sizes: Iterable[int] = (),
+    collate_fn: Collate = default_collate,
 ) -> Inspection:
-    """Before training: `check_model` on some examples of `data`, and whether the data draw."""
+    """Before training: `check_model` on some examples of `data`, and what `Inspection` says.
+
+    `sizes`: of the steps' passes, if what they sum is to be covered.
+    """
     batch, random_data = _fetched(model, data, 0, GROUPED, collate_fn)
     learned = check_model(model, loss_fn, batch)
-    return Inspection(bool(learned.random_loss), random_data)
+    invariant = _invariant(model, loss_fn, batch, sizes, ARRANGEMENTS)
+    return Inspection(bool(learned.random_loss), random_data, invariant)
 
 
 def inspect_refresh(
@@ -54,17 +72,38 @@ def inspect_refresh(
     step: int,
     *,
     most: int = GROUPED,
+    sizes: Iterable[int] = (),
     collate_fn: Collate = default_collate,
 ) -> Inspection:
-    """At a refresh: whether data or loss draw; `UnsupportedLayer` if a loss depends on others.
+    """The same at a refresh; `UnsupportedLayer` if a loss depends on others.
 
-    At most about `most` examples are in memory at a time, at least two. The model is left as it
-    was, and so are the random generators of torch, NumPy and Python.
+    At most about `most` examples, or those of a pass, are in memory at a time, at least two. The
+    model is left as it was, and so are the random generators of torch, NumPy and Python.
     """
     # half of them are twice in one batch
     grouped = max(2, min(GROUPED, most * 2 // 3))
     batch, random_data = _fetched(model, data, step + 1, grouped, collate_fn)
-    return Inspection(expect_separate(model, loss_fn, batch, least=_LEAST), random_data)
+    random_loss = expect_separate(model, loss_fn, batch, least=_LEAST)
+    invariant = _invariant(model, loss_fn, batch, sizes, _FEW_ARRANGEMENTS)
+    return Inspection(random_loss, random_data, invariant)
+
+
+def steps_are_batch_invariant(
+    model: nn.Module, loss_fn: LossFn, batch: Any, plan: Plan, micro_batch: int | None = None
+) -> bool:
+    """Whether `private_step` gives an example the same bits in any batch: tried on some examples.
+
+    For `Journal.create(…, batch_invariant=)` in a loop of your own; `micro_batch` as for the steps.
+    False if the plan's sums are float32, or the loss is random in another way than by dropout.
+    """
+    return _invariant(model, loss_fn, batch, pass_sizes(plan, micro_batch), ARRANGEMENTS)
+
+
+def _invariant(
+    model: nn.Module, loss_fn: LossFn, batch: Any, sizes: Iterable[int], arrangements: int
+) -> bool:
+    tested = [batch_invariant(model, loss_fn, batch, size, arrangements) for size in sizes]
+    return bool(tested) and all(tested)
 
 
 def _fetched(

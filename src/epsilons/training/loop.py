@@ -23,6 +23,7 @@ from epsilons.gradients.norms import LossFn, gradient_norms
 from epsilons.journal import SomeKind
 from epsilons.noise.grid import GridNoise
 from epsilons.noise.keystream import poisson_draw
+from epsilons.release.ledger import renew_ledger
 from epsilons.runs import Run
 from epsilons.training.checkpoint import Pending, Releases, ReplayDiffers, State, read_checkpoint
 from epsilons.training.evaluation import to_device
@@ -30,7 +31,7 @@ from epsilons.training.inspection import inspect_refresh
 from epsilons.training.interrupt import Interrupted
 from epsilons.training.keys import Streams, destroy_keys, kept_key, new_key
 from epsilons.training.sampling import batch_of
-from epsilons.training.step import charged_norms, taken_step
+from epsilons.training.step import charged_norms, pass_examples, pass_sizes, taken_step
 
 RANGE = 32  # steps charged ahead at most
 CHECKPOINT_SECONDS = 30.0
@@ -161,7 +162,7 @@ class Loop:
                 self.state.model,
                 self.loss_fn,
                 self.train,
-                batch_size=self.pass_batch,
+                batch_size=self._refresh_batch(step),
                 seed=self.state.streams.pass_seed(step),
             )
             self._note_non_finite(step, np.flatnonzero(~np.isfinite(found)))
@@ -175,10 +176,16 @@ class Loop:
         self.spent["refresh"] += self.refresh_seconds
 
     def _inspect(self, step: int) -> None:
-        """Note what draws at random; a loss that mixes examples ends the run, on record."""
+        """Note what is random or no longer covered; a loss that mixes examples ends the run."""
+        sizes = pass_sizes(self.plan, self.micro_batch) if self.journal.sums_covered else ()
         try:
             found = inspect_refresh(
-                self.state.model, self.loss_fn, self.train, step, most=self.pass_batch
+                self.state.model,
+                self.loss_fn,
+                self.train,
+                step,
+                most=self.pass_batch,
+                sizes=sizes,
             )
         except MixedExamples:
             if self.journal.steps_charged:
@@ -188,6 +195,9 @@ class Loop:
             self.journal.record_random("loss", step)
         if found.random_data:
             self.journal.record_random("data", step)
+        if sizes and not found.batch_invariant:
+            self.journal.record_batch_dependence(step)
+            renew_ledger(self.run)
 
     def _step(self, step: int) -> None:
         state, phase = self.state, self.plan.phase(step)
@@ -237,6 +247,12 @@ class Loop:
         charged = np.nan_to_num(self.norms[indices], nan=bound)
         if (added > charged * (1 + _ROUNDING) + _ROUNDING**2 * bound).any():
             self.journal.record_random("norms", step)
+
+    def _refresh_batch(self, step: int) -> int:
+        """Examples per pass: as in a step, where it is charged for norms of just its own model."""
+        exact = self.plan.clipping == "max" and self.plan.kind != "estimate"
+        size = pass_examples(self.plan.phase(step), self.micro_batch) if exact else None
+        return size or self.pass_batch
 
     def _records_sampled(self) -> bool:
         """Whether the norms that a step computes say more than those of its refresh."""

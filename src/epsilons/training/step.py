@@ -115,17 +115,21 @@ def pass_examples(plan: Plan | Phase, micro_batch: int | None) -> int | None:
     """How many examples each pass of a step takes; None: all there are."""
     if plan.sums == "float32":
         return micro_batch
-    size = pass_size(plan.batch_size)
-    if micro_batch is None or micro_batch >= size:
-        return size
-    return micro_batch - micro_batch % 8 if micro_batch >= 8 else micro_batch
+    return pass_size(plan.batch_size, plan.max_batch, micro_batch)
+
+
+def pass_sizes(plan: Plan, micro_batch: int | None) -> set[int]:
+    """The sizes of all passes whose sums are to be covered; none where they can't be."""
+    if plan.sums == "float32" or plan.clipping == "none":
+        return set()
+    return {pass_size(p.batch_size, p.max_batch, micro_batch) for p in plan.all_phases}
 
 
 def _check_size(plan: Plan | Phase, count: int) -> None:
     if plan.sums == "float64" and count > plan.max_batch:
         raise ValueError(
             f"a batch has more than {plan.max_batch} examples, which a Poisson draw of the plan "
-            "exceeds with probability 2⁻⁸⁰; expected a batch drawn at its rate (PoissonLoader)"
+            "exceeds with probability 2⁻¹²⁰; expected a batch drawn at its rate (PoissonLoader)"
         )
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from epsilons.gradients.clip_factors import widest_dtype
 from epsilons.gradients.rules.registry import GradientRule, UnsupportedLayer, norm_rule, precise
 
 _LONG = 128  # positions that may all have one id: more equal numbers are summed in float64
@@ -41,7 +42,9 @@ class Embedding(GradientRule):
     def square_norms(self, g: Tensor) -> Tensor:
         ids, g = self.positions(g)
         kind = g.dtype
-        keys, rows = self._rows_of_ids(ids, g.double() if ids.shape[1] > _LONG else g)
+        if ids.shape[1] > _LONG:
+            g = g.to(widest_dtype(g.device))
+        keys, rows = self._rows_of_ids(ids, g)
         squares = rows.new_zeros(len(g))
         return squares.index_add_(0, keys // self.vocabulary, rows.square().sum(1)).to(kind)
 
