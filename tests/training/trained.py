@@ -80,7 +80,7 @@ def secret_child(out, seconds):
     torch.set_num_threads(1)
     log = os.open(f"{out}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    class Logged(loop._Witnessed):
+    class Logged(loop._RecordedNoise):
         def added_to(self, sums, std, divisor):
             stream = self._noise.keystream
             key, position = hashlib.sha256(stream._key).hexdigest(), stream.position
@@ -91,7 +91,7 @@ def secret_child(out, seconds):
                 signal.setitimer(signal.ITIMER_REAL, seconds)
             return released
 
-    loop._Witnessed = Logged
+    loop._RecordedNoise = Logged
     long_run(out, seed=None)
 
 

@@ -135,7 +135,7 @@ def fit(
                 _expect_unfinished(run)
                 if run.journal.identity is None:
                     run.journal.identify(me)
-                loop.take_up()
+                loop.restore()
                 renew_ledger(run)
                 last = _last_step(run.journal, max_epsilon)
                 with training_bar(run.journal, last) as show:
@@ -158,8 +158,8 @@ def fit(
 def _expect_all_trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     parameters = trainable(model)
     check_optimizer(model, optimizer, parameters)
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    left_out = [name for name, p in parameters.items() if id(p) not in held]
+    in_optimizer = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    left_out = [name for name, p in parameters.items() if id(p) not in in_optimizer]
     if left_out:
         raise ValueError(
             f"the optimizer leaves out {', '.join(left_out)}: clipping would count their gradients "

@@ -107,15 +107,15 @@ def _invariant(
 
 
 def _fetched(
-    model: nn.Module, data: Dataset[Any], look: int, grouped: int, collate_fn: Collate
+    model: nn.Module, data: Dataset[Any], test: int, grouped: int, collate_fn: Collate
 ) -> tuple[Any, bool]:
     """A batch of `grouped` examples, and whether some come out differently a second time."""
     n = len(data)  # type: ignore[arg-type]
     spread = np.linspace(0, n, min(n, FETCHED), endpoint=False).astype(int)
-    chosen = torch.from_numpy((spread + look * _STRIDE) % n)
+    chosen = torch.from_numpy((spread + test * _STRIDE) % n)
     few = chosen[:: max(1, len(chosen) // grouped)][:grouped]
     device = next(iter(trainable(model).values())).device
-    with undisturbed(model, device, look):
+    with undisturbed(model, device, test):
         batch = to_device(batch_of(data, few, collate_fn), device)
         if isinstance(data, TensorDataset) and collate_fn is default_collate:
             return batch, False

@@ -72,11 +72,13 @@ class Loop:
         self.journal = self.run.journal
         self.releases = Releases(self.run.releases_file, self.environment)
         self.norms: NDArray[np.float64] | None = None  # of all examples, as recorded
-        self._held_at: int | None = None  # the step whose model they are of, if it is at hand
-        self._replaying = False  # with the key of an earlier sitting
+        self._norms_step: int | None = (
+            None  # the step whose model they are of, if that is the present one
+        )
+        self._replaying = False  # with the key of an earlier call of `fit`
         self._saved = time.monotonic()
 
-    def take_up(self) -> None:
+    def restore(self) -> None:
         """Start where the run stands: at its checkpoint, or at its beginning."""
         charged, old = self.journal.steps_charged, None
         if self.run.checkpoint_file.exists():
@@ -131,7 +133,7 @@ class Loop:
         """Save, so that the run can be resumed, and say so."""
         self._save()
         if not self.releases.has(self.state.step):
-            destroy_keys(self.run.private)  # the next sitting takes a fresh one
+            destroy_keys(self.run.private)  # the next call takes a fresh one
         raise Interrupted(self.run.path, self.state.step, signal)
 
     def finish_steps(self) -> None:
@@ -153,7 +155,7 @@ class Loop:
             return
         if step in self.journal.refreshes_now():
             self.norms = self.journal.norms(step)  # a replay: the facts stand
-            self._held_at = step if due else None
+            self._norms_step = step if due else None
             return
         began = time.monotonic()
         if due or self.norms is None:
@@ -167,7 +169,7 @@ class Loop:
             )
             self._note_non_finite(step, np.flatnonzero(~np.isfinite(found)))
             self.norms = self._charged(found, step)
-            self._held_at = step
+            self._norms_step = step
         elif self.plan.clipping == "individual":
             before = self.plan.phase(step - 1)
             self.norms = clipping_thresholds(self.norms, before.max_grad_norm, self.plan.levels)
@@ -218,7 +220,7 @@ class Loop:
             self.loss_fn,
             batch,
             phase,
-            noise=_Witnessed(GridNoise(state.streams.noise), self.releases, step),
+            noise=_RecordedNoise(GridNoise(state.streams.noise), self.releases, step),
             bounds=self._bounds(indices, phase.max_grad_norm),
             micro_batch=self.micro_batch,
         )
@@ -228,7 +230,7 @@ class Loop:
             state.scheduler.step()
         found = taken.norms.cpu().numpy()
         self._note_non_finite(step, indices.numpy()[~np.isfinite(found)])
-        if self.plan.clipping == "max" and self._held_at == step and not self.journal.random:
+        if self.plan.clipping == "max" and self._norms_step == step and not self.journal.random:
             self._expect_charged(step, indices.numpy(), found)
         if self._records_sampled():
             state.sampled_norms.add(step, indices.numpy(), self._charged(found, step))
@@ -312,7 +314,7 @@ class Loop:
         self._replaying = False
 
     def _streams(self, state: dict[str, Any]) -> Streams | None:
-        """The streams that a checkpoint speaks of; None if their key is gone."""
+        """The streams of a checkpoint; None if their key is gone."""
         if self.seed is None:
             streams = kept_key(self.run.private, state["key"])
         else:
@@ -322,7 +324,7 @@ class Loop:
         return streams
 
     def _norms_at(self, step: int) -> NDArray[np.float64] | None:
-        """The norms of all examples that held before `step`, from the journal."""
+        """The norms of all examples that hold before `step`, from the journal."""
         earlier = [t for t in self.journal.refreshes_now() if t < step]
         return self.journal.norms(earlier[-1]) if earlier else None
 
@@ -337,7 +339,7 @@ class Loop:
         self._saved = time.monotonic()
 
 
-class _Witnessed:
+class _RecordedNoise:
     """Noise whose results are noted before anyone can see them."""
 
     def __init__(self, noise: GridNoise, releases: Releases, step: int) -> None:

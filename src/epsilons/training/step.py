@@ -82,7 +82,7 @@ def taken_step(
     bounds: Bounds | None = None,
     micro_batch: int | None = None,
 ) -> Clipped:
-    """`private_step`, with the losses; its sums are used up."""
+    """`private_step`, with the losses; its sums may be overwritten."""
     check_loss_fn(loss_fn)
     parameters = trainable(model)
     check_optimizer(model, optimizer, parameters)
@@ -142,8 +142,8 @@ def check_optimizer(
     another one, frozen after a backward pass say, would be applied as it is at every step.
     """
     trained = {id(p) for p in parameters.values()}
-    held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
-    stale = [p for key, p in held.items() if key not in trained and _has_gradient(p)]
+    in_optimizer = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+    stale = [p for key, p in in_optimizer.items() if key not in trained and _has_gradient(p)]
     if stale:
         names = {id(p): name for name, p in model.named_parameters()}
         which = [names.get(id(p), f"one of shape {tuple(p.shape)}, not the model's") for p in stale]
@@ -152,7 +152,7 @@ def check_optimizer(
             "optimizer would apply it at every step without noise. Clear it with "
             "optimizer.zero_grad(), or leave these parameters out of the optimizer."
         )
-    if trained.isdisjoint(held):
+    if trained.isdisjoint(in_optimizer):
         raise ValueError(
             "the optimizer holds none of the model's trainable parameters; build it of "
             "model.parameters()"
