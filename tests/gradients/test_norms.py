@@ -280,7 +280,7 @@ def test_the_step_clips_the_gradient_that_its_own_dropout_gives():
     gradients = torch.autograd.grad(loss_fn(model, batch).sum(), list(model.parameters()))
     sums, _ = clipped_gradients(model, loss_fn, batch, 1e9)
     for found, expected in zip(sums.values(), gradients, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(found, expected.double(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")

@@ -36,7 +36,7 @@ def test_first_card_says_per_record_and_per_person(page, followed):
     found = persons(followed, followed.epsilons())
     assert "per record" in card
     assert "392 owners have 1 to 6 records" in card
-    assert f"Callbacks, 6 have ε ≤ {epsilon_text(found.worst_case)}" in card
+    assert f"Together, 6 have ε ≤ {epsilon_text(found.worst_case)}" in card
     assert "no meaningful guarantee" in card
     assert f"the worst ≤ {epsilon_text(found.quantile(1.0))}" in card
     assert "for everyone" not in card

@@ -178,7 +178,7 @@ def _problems(model: nn.Module) -> Iterator[str]:
         elif isinstance(module, _InstanceNorm) and module.track_running_stats and module.training:
             yield (
                 f"{path}: {kind} keeps running statistics over the examples, which no noise "
-                "protects. ParameterUse track_running_stats=False."
+                "protects. Use track_running_stats=False."
             )
         elif isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             yield f"{path}: {kind} wraps the model. Pass the model itself, `.module`."

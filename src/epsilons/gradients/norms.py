@@ -353,5 +353,5 @@ def check_losses(losses: Any, count: int) -> None:
         got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise ValueError(
             f"loss_fn returned {got}; expected one loss per example, ({count},). "
-            'ParameterUse reduction="none" and average within each example only.'
+            'Use reduction="none" and average within each example only.'
         )

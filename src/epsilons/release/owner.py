@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from epsilons.accounting.composition import NOTHING
 from epsilons.randomness import Randomness
 from epsilons.release.budget import Spent
-from epsilons.release.total import Callbacks, common_delta, expect_different, matched
+from epsilons.release.total import CombinedRuns, common_delta, expect_different, matched
 from epsilons.runs import Run
 
 FALSE_ALARMS = 0.01
@@ -110,7 +110,7 @@ def owner_statement(
     rows, runs = _rows(run, owner), (run, *others)
     expect_different(runs)
     at = common_delta(runs) if delta is None else float(delta)
-    here, added = Callbacks([run]), Callbacks(runs)
+    here, added = CombinedRuns([run]), CombinedRuns(runs)
     places, elsewhere = _in_all(runs, rows, owner)
     in_all = [k for k, place in enumerate(places) if len(place) == len(runs)]
     alone, found = np.empty(len(rows)), np.empty(len(rows))
@@ -121,7 +121,7 @@ def owner_statement(
         if some:
             at_places = list(np.array([places[k] for k in some]).T)
             found[some] = way.epsilons(at_places, at).values
-            training = Callbacks(way.runs, releases=NOTHING)
+            training = CombinedRuns(way.runs, releases=NOTHING)
             alone[some] = training.epsilons(at_places, at).values
     worst = added.worst_case(at)
     worst_together, together = worst, float(found[0])

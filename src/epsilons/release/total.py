@@ -92,7 +92,7 @@ def total(runs: Sequence[Run], *, delta: float | None = None, method: Method = "
     of what was spent, and no promise that was made beforehand.
     """
     expect_different(runs)
-    together = Callbacks(runs, method)
+    together = CombinedRuns(runs, method)
     at = common_delta(runs) if delta is None else float(delta)
     places, unmatched = matched(runs)
     epsilons = together.epsilons(places, at)
@@ -119,7 +119,7 @@ def total(runs: Sequence[Run], *, delta: float | None = None, method: Method = "
     )
 
 
-class Callbacks:
+class CombinedRuns:
     """Runs whose steps and releases are priced as those of one."""
 
     def __init__(

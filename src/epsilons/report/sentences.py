@@ -92,7 +92,7 @@ def per_person(found: Persons | None) -> list[str]:
     half, many, worst = (epsilon_text(found.quantile(q)) for q in (0.5, 0.9, 1.0))
     return [
         f"Per person it is weaker: {len(found):,} owners have {least} to {most} records, half of "
-        f"them at most {usual}. Callbacks, {most} have ε ≤ {epsilon_text(found.worst_case)}, "
+        f"them at most {usual}. Together, {most} have ε ≤ {epsilon_text(found.worst_case)}, "
         f"whatever they contain{nothing}.",
         f"All records of an owner together, along this training: half of the owners have "
         f"ε ≤ {half}, 90 % ≤ {many}, the worst ≤ {worst} (bounds by RDP; for several records some "

@@ -147,7 +147,7 @@ def _refuse_dropout(
     if dropout_p > 0:
         raise UnsupportedLayer(
             "scaled_dot_product_attention: a parameter is its query, key or value, and dropout "
-            "would be drawn again for the gradient. ParameterUse dropout_p=0 there."
+            "would be drawn again for the gradient. Use dropout_p=0 there."
         )
 
 
