@@ -41,7 +41,7 @@ ALLOWED = {
     "__main__": {"cli"},
 }
 NUMBA_ROOMS = {"accounting", "noise"}
-ROOMS_OF_SHORT_FILES = ("journal", "noise", "training")
+ROOMS_OF_SHORT_FILES = ("gradients", "journal", "noise", "training")
 MOST_LINES = 400
 TORCH_ROOMS = {"gradients", "noise", "training", "data", "models", "integrations", "job"}
 

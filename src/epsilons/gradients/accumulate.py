@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from epsilons.gradients.clip_factors import add_up
-from epsilons.gradients.parameter_use import ParameterUse, Weight
+from epsilons.gradients.parameter_use import ParameterUse
 from epsilons.gradients.rules.derived import ClosedForm, Standardised
 from epsilons.gradients.rules.registry import (
     LOW_PRECISION,
@@ -28,6 +28,7 @@ from epsilons.gradients.rules.registry import (
     without_autocast,
 )
 from epsilons.gradients.rules.shared import joined
+from epsilons.gradients.weights import Weight, roots_of
 
 _KEEP_MATERIALIZED = 3.0  # times the operands' bytes
 _HALF = 2**20
@@ -186,7 +187,7 @@ class Accumulator:
             else:
                 derived.append(weight)
         if derived:
-            names = sorted(set[str]().union(*(w.roots for w in derived)))
+            names = roots_of(derived)
             gradients = [totals[w].to(w.tensor.dtype) for w in derived]
             pulled = _vjp(
                 [w.tensor for w in derived], [self.parameters[n] for n in names], gradients, batched
@@ -311,7 +312,7 @@ def _in_place_of(derived: Tensor, parameter: Tensor, total: Tensor) -> Tensor:
 
 
 def _no_gradients(group: Group, error: Exception) -> UnsupportedLayer:
-    roots = sorted(set[str]().union(*(u.weight.roots for u in group.uses)))
+    roots = roots_of(u.weight for u in group.uses)
     operations = sorted({u.operation for u in group.uses})
     reason = textwrap.shorten(str(error), 200, placeholder=" …")
     return UnsupportedLayer(

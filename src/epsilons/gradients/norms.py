@@ -325,14 +325,16 @@ def _traced_pass(
     aliases = {id(t): t.detach() for t in tensors_in(batch)}
     for alias in aliases.values():
         if alias.dim() > 0:
-            mode.mark(alias, BATCH_FIRST)
+            mode.data.mark(alias, BATCH_FIRST)
     with torch.inference_mode(False), torch.enable_grad(), _eager():
         with mode:
             losses = loss_fn(model, swapped(batch, aliases))
         check_losses(losses, count)
-        if presume and mode.presumed(losses):
+        if presume and mode.data.presumed(losses):
             raise PresumedWrongly
-        accumulated = Accumulator(mode.uses, parameters, count, keep=keep, coarse=mode.rounds)
+        accumulated = Accumulator(
+            mode.uses, parameters, count, keep=keep, coarse=mode.weights.rounds
+        )
         with without_autocast(mode.device):
             if losses.requires_grad:
                 mode.backward(losses.sum(), accumulated.receive)

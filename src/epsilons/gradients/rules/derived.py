@@ -25,7 +25,7 @@ from epsilons.gradients.rules.linear import CANCELLATION
 from epsilons.gradients.rules.registry import GradientRule, chunks, square_norms
 
 if TYPE_CHECKING:
-    from epsilons.gradients.parameter_use import Weight
+    from epsilons.gradients.weights import Weight
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,7 @@ def _conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    plain = not isinstance(padding, str) and not tracer.is_derived(weight)
+    plain = not isinstance(padding, str) and not tracer.weights.has_closed_form(weight)
     if not plain or not _applies(tracer, input, weight, bias) or input.dim() != 4:
         return NotImplemented
     geometry = _geometry(
@@ -230,9 +230,9 @@ def _by_rule(
         try:
             x, weight = ctx.saved_tensors
         except RuntimeError as error:
-            path = tracer.path([use.weight for use in uses if use is not None])
+            path = sorted(root for use in uses if use is not None for root in use.weight.roots)
             raise RuntimeError(
-                f"{path}: the input of {name} was modified in place afterwards. "
+                f"{', '.join(path)}: the input of {name} was modified in place afterwards. "
                 "Use the out-of-place operation."
             ) from error
         for use, (_, rule) in zip(uses, build(x.detach()), strict=True):
@@ -266,18 +266,18 @@ def _values(*weights: Tensor | None) -> list[Any]:
 def _rows(tracer: Any, node: type[torch.autograd.Function], input: Tensor, *rest: Any) -> Tensor:
     """A node applied to one row per example, which gives one row per example."""
     out: Tensor = node.apply(input, tracer.anchor, *rest)  # type: ignore[no-untyped-call]
-    tracer.mark_rows(out)
+    tracer.data.mark_rows(out)
     return out
 
 
 def _applies(tracer: Any, input: Tensor, *weights: Tensor | None) -> bool:
-    if not tracer.batch_first(input) or input.dtype not in _PRECISE:
+    if not tracer.data.batch_first(input) or input.dtype not in _PRECISE:
         return False
     if torch.is_autocast_enabled(tracer.device):
         return False
     known = False
     for weight in weights:
-        if weight is not None and tracer.is_weight(weight):
+        if weight is not None and weight in tracer.weights:
             known = True
         elif weight is not None and weight.requires_grad:
             return False  # from what can't be traced: the node would swallow its gradient

@@ -55,7 +55,8 @@ def layer(step: Step, states: int) -> Callable[..., Any]:
         input, hx, weights, has_biases, layers, dropout, train, bidirectional, batch_first = args
         state = tuple(hx) if states > 1 else (hx,)
         for part in state:
-            mode.note(part, 1, input)
+            if part not in mode.weights:
+                mode.data.mark_state(part, 1, input)
         with mode:
             x = input.transpose(0, 1) if batch_first else input
             directions = 2 if bidirectional else 1
