@@ -32,7 +32,6 @@ from epsilons.gradients.weights import Weight, roots_of
 
 _KEEP_MATERIALIZED = 3.0  # times the operands' bytes
 _HALF = 2**20
-_NARROW = 1024  # gradients of fewer numbers are put side by side, since every call costs
 _Key = TypeVar("_Key")
 
 
@@ -75,8 +74,6 @@ class Accumulator:
         self._group_of = {id(u): group for group in self.groups for u in group.uses}
         self._kept: list[Group] = []
         self._found: list[Tensor] = []
-        self._narrow: list[Weight] = []
-        self._side_by_side: list[Tensor] = []  # their gradients; one tensor in the end
 
     def receive(self, use: ParameterUse) -> None:
         group = self._group_of[id(use)]
@@ -91,10 +88,6 @@ class Accumulator:
                 group.uses = [u for u in group.uses if u.g is not None]
                 if group.uses:
                     self._settle(group)
-        if self._narrow:
-            together = torch.cat(self._side_by_side, 1)
-            self._found.append(square_norms(together))
-            self._side_by_side = [together] if self.keep else []
         add_up(self._found, self.squares)
         self._found.clear()
 
@@ -113,26 +106,15 @@ class Accumulator:
     def _take_norms(self, group: Group) -> None:
         group.direct = _is_parameter(group) and _join(group)
         if group.direct:
-            self._settle_directly(group.uses[0])
+            (use,) = group.uses
+            assert use.g is not None
+            self._materialize_if_small(use)
+            self._found.append(use.rule.square_norms(use.g))
         else:
             self._standardised(group)
             for rows in self._by_example(group):
                 for gradient in self._pulled_back(group, rows).values():
                     self.squares[rows] += square_norms(gradient)
-
-    def _settle_directly(self, use: ParameterUse) -> None:
-        assert use.g is not None
-        width, known = use.weight.tensor.numel(), use.rule.squares
-        if known is None and width < _NARROW and use.rule.materializes(use.g):
-            self._narrow.append(use.weight)
-            gradients = precise(use.rule.gradients(use.g))
-            if gradients.dim() != 2:
-                gradients = gradients.reshape(use.g.shape[0], width)
-            self._side_by_side.append(gradients)
-            use.g = None
-            return
-        self._materialize_if_small(use)
-        self._found.append(use.rule.square_norms(use.g) if known is None else known)
 
     def _standardised(self, group: Group) -> None:
         """Take the norms of a standardised weight's gradients, where they don't cancel."""
@@ -209,7 +191,6 @@ class Accumulator:
             if finite is not None:
                 self._leave_out(~finite)
             with without_autocast(factors.device.type):
-                self._add_narrow(factors, totals)
                 for group in self._kept:
                     self._add_clipped(group, factors, totals, sums)
                 for name, part in self._to_parameters(totals, batched=False).items():
@@ -226,21 +207,12 @@ class Accumulator:
         """
         rows = torch.arange(len(excluded), device=excluded.device)
         rows = rows.where(~excluded, rows[~excluded][0])
-        self._side_by_side = [gradients[rows] for gradients in self._side_by_side]
         for use in (use for group in self._kept for use in group.uses):
             assert use.g is not None
             use.rule, use.g = use.rule.rows(rows), use.g[rows]
         for group in self._kept:
             if group.closed_form is not None:
                 group.closed_form = group.closed_form.rows(rows)
-
-    def _add_narrow(self, factors: Tensor, totals: dict[Weight, Tensor]) -> None:
-        if not self._narrow:
-            return
-        (gradients,) = self._side_by_side
-        parts = torch.split(weighted(gradients, factors), [w.tensor.numel() for w in self._narrow])
-        for weight, part in zip(self._narrow, parts, strict=True):
-            totals[weight] = part.view(weight.tensor.shape)
 
     def _add_clipped(
         self, group: Group, factors: Tensor, totals: dict[Weight, Tensor], sums: dict[str, Tensor]

@@ -55,13 +55,8 @@ IN_PLACE: dict[str, Callable[..., Any]] = {
 }
 
 # What an operation does to the batch dimension.
-PROPERTIES: dict[Any, str] = {
-    torch.Tensor.T.__get__: "T",  # type: ignore[attr-defined]
-    torch.Tensor.mT.__get__: "mT",  # type: ignore[attr-defined]
-    torch.Tensor.H.__get__: "H",  # type: ignore[attr-defined]
-    torch.Tensor.mH.__get__: "mH",  # type: ignore[attr-defined]
-}
-MOVING = names("T mT H mH t transpose permute swapaxes swapdims movedim moveaxis adjoint")
+MOVING = names("t transpose permute swapaxes swapdims movedim moveaxis adjoint")
+MOVING_PROPERTIES = frozenset(getattr(torch.Tensor, n).__get__ for n in ("T", "mT", "H", "mH"))
 RESHAPING = names("view reshape flatten unflatten unsqueeze ravel view_as reshape_as")
 PARTING = names("chunk split split_with_sizes narrow")
 NORMALISING = names("group_norm layer_norm rms_norm instance_norm batch_norm")

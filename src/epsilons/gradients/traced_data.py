@@ -11,12 +11,16 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from epsilons.gradients.batch_dim.cache import Known, cached_batch_dims
 from epsilons.gradients.batch_dim.dims import BATCH_FIRST, BatchDim
 from epsilons.gradients.batch_dim.indexing import assigned_batch_dim
+from epsilons.gradients.batch_dim.propagate import output_batch_dim
 from epsilons.gradients.trees import tensors_in
+
+# A tensor, its batch dimension, and whether that is presumed.
+Known = tuple["weakref.ref[Tensor]", BatchDim | None, bool]
 
 
 class PresumedWrongly(Exception):
@@ -89,10 +93,11 @@ class TracedData:
         presumed: bool,
     ) -> None:
         """Take for data what comes out of an operation on data alone."""
-        parts = [out] if isinstance(out, Tensor) else tensors_in(out)
-        found = cached_batch_dims(func, args, kwargs, inputs, parts, self.count, self._known)
-        for part, batch_dim in zip(parts, found, strict=True):
-            self.mark(part, batch_dim, presumed)
+        found: dict[torch.Size, BatchDim | None] = {}
+        for part in tensors_in(out):
+            if part.shape not in found:
+                found[part.shape] = output_batch_dim(func, args, kwargs, inputs, part, self.count)
+            self.mark(part, found[part.shape], presumed)
 
     def assign(self, target: Tensor, index: Any, value: Any) -> None:
         """target[index] = value, which makes data of the target."""

@@ -8,12 +8,10 @@ sequence as long as the batch is not mistaken for it.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from epsilons.gradients.batch_dim.dims import BATCH_FIRST, BatchDim
@@ -31,10 +29,10 @@ from epsilons.gradients.operations import (
     EXPANDING,
     JOINING,
     MOVING,
+    MOVING_PROPERTIES,
     NORMALISING,
     PARTING,
     PICKING,
-    PROPERTIES,
     RECURRENT,
     REORDERING,
     RESHAPING,
@@ -66,8 +64,6 @@ def output_batch_dim(
         return BATCH_FIRST  # every entry belongs to the one example
     tensor, at = known[0]
     name = getattr(function, "__name__", "")
-    if name == "__get__":
-        name = PROPERTIES.get(function, "")
     first = args[0] if args else kwargs.get("input")
     if first is tensor and _reorders(name, args, kwargs, tensor, at, count):
         return None
@@ -76,8 +72,6 @@ def output_batch_dim(
             return BatchDim(1) if out.shape[1] == count else None
         if at.dim == 0 and tensors_in(args[1])[0].shape[:-1] == out.shape[:-1]:
             return None  # output or state: as many layers as examples and places
-    if name in MOVING:
-        return _moved(name, function, args, kwargs, tensor, at)
     if name == "__getitem__":
         return indexed_batch_dim(args, known, out, count)
     if name in JOINING:
@@ -97,7 +91,8 @@ def output_batch_dim(
     if name in RESHAPING:
         return _reshaped(tensor.shape, at, out.shape, count)
     alone = name in NORMALISING or len(tensors_in((args, kwargs))) == 1
-    if tensor.shape == out.shape and first is tensor and alone:
+    moved = name in MOVING or function in MOVING_PROPERTIES
+    if tensor.shape == out.shape and first is tensor and alone and not moved:
         return at
     return probed_output(function, args, kwargs, known, out)
 
@@ -244,35 +239,3 @@ def _reshaped(old: Sequence[int], at: BatchDim, new: Sequence[int], count: int) 
             return BatchDim(dim, inner) if new[dim] % (inner * count) == 0 else None
         below = above
     return None
-
-
-def _moved(
-    name: str,
-    function: Function,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    tensor: Tensor,
-    at: BatchDim,
-) -> BatchDim:
-    return BatchDim(
-        _permutation(name, function, tensor.dim(), *_rest(args, kwargs))[at.dim],
-        at.inner,
-    )
-
-
-def _rest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-    positional = tuple(tuple(a) if isinstance(a, list) else a for a in args[1:])
-    named = tuple(
-        (k, tuple(v) if isinstance(v, list) else v) for k, v in kwargs.items() if k != "input"
-    )
-    return positional, named
-
-
-@functools.cache
-def _permutation(
-    name: str, function: Function, dims: int, args: Any, kwargs: Any
-) -> dict[int, int]:
-    # Each dimension gets a size of its own, so that the result's shape tells where it went.
-    labelled = torch.empty(*range(2, dims + 2), device="meta")
-    shape = function(labelled, *args, **dict(kwargs)).shape
-    return {size - 2: place for place, size in enumerate(shape)}
