@@ -32,6 +32,7 @@ from epsilons.gradients.weights import Weight, roots_of
 
 _KEEP_MATERIALIZED = 3.0  # times the operands' bytes
 _HALF = 2**20
+_NARROW = 1024  # gradients of fewer numbers are put side by side, since every call costs
 _Key = TypeVar("_Key")
 
 
@@ -74,6 +75,8 @@ class Accumulator:
         self._group_of = {id(u): group for group in self.groups for u in group.uses}
         self._kept: list[Group] = []
         self._found: list[Tensor] = []
+        self._narrow: list[Weight] = []
+        self._side_by_side: list[Tensor] = []  # their gradients (B, numbers); one tensor in the end
 
     def receive(self, use: ParameterUse) -> None:
         group = self._group_of[id(use)]
@@ -88,6 +91,9 @@ class Accumulator:
                 group.uses = [u for u in group.uses if u.g is not None]
                 if group.uses:
                     self._settle(group)
+        if self._narrow:
+            self._side_by_side = [torch.cat(self._side_by_side, 1)]
+            self._found.append(square_norms(self._side_by_side[0]))
         add_up(self._found, self.squares)
         self._found.clear()
 
@@ -108,6 +114,13 @@ class Accumulator:
         if group.direct:
             (use,) = group.uses
             assert use.g is not None
+            width = use.weight.tensor.numel()
+            if width < _NARROW and use.rule.materializes(use.g):
+                self._narrow.append(use.weight)
+                gradients = precise(use.rule.gradients(use.g))
+                self._side_by_side.append(gradients.reshape(len(use.g), width))
+                use.g = None
+                return
             self._materialize_if_small(use)
             self._found.append(use.rule.square_norms(use.g))
         else:
@@ -191,6 +204,11 @@ class Accumulator:
             if finite is not None:
                 self._leave_out(~finite)
             with without_autocast(factors.device.type):
+                for gradients in self._side_by_side:
+                    widths = [weight.tensor.numel() for weight in self._narrow]
+                    parts = torch.split(weighted(gradients, factors), widths)
+                    for weight, part in zip(self._narrow, parts, strict=True):
+                        totals[weight] = part.view(weight.tensor.shape)
                 for group in self._kept:
                     self._add_clipped(group, factors, totals, sums)
                 for name, part in self._to_parameters(totals, batched=False).items():
@@ -207,6 +225,7 @@ class Accumulator:
         """
         rows = torch.arange(len(excluded), device=excluded.device)
         rows = rows.where(~excluded, rows[~excluded][0])
+        self._side_by_side = [gradients[rows] for gradients in self._side_by_side]
         for use in (use for group in self._kept for use in group.uses):
             assert use.g is not None
             use.rule, use.g = use.rule.rows(rows), use.g[rows]
