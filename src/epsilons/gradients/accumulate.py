@@ -1,6 +1,6 @@
-"""From the uses of weights to every example's squared gradient norm, and to the clipped sum.
+"""From parameter uses to every example's squared gradient norm, and to the clipped sum.
 
-Uses that reach the same parameters form a group. A parameter used once is settled the moment its
+Uses that reach the same parameters form a group. A parameter used once is done the moment its
 output gradient arrives; gradients of several uses are added before the norm is taken.
 """
 
@@ -27,7 +27,7 @@ from epsilons.gradients.rules.registry import (
     weighted,
     without_autocast,
 )
-from epsilons.gradients.rules.shared import joined
+from epsilons.gradients.rules.shared import combined
 from epsilons.gradients.weights import Weight, roots_of
 
 _KEEP_MATERIALIZED = 3.0  # times the operands' bytes
@@ -110,7 +110,7 @@ class Accumulator:
             group.uses = []
 
     def _take_norms(self, group: Group) -> None:
-        group.direct = _is_parameter(group) and _join(group)
+        group.direct = _is_parameter(group) and _combine(group)
         if group.direct:
             (use,) = group.uses
             assert use.g is not None
@@ -150,8 +150,8 @@ class Accumulator:
         return [slice(i, i + 1) for i in cancelled]
 
     def _materialize_if_small(self, use: ParameterUse) -> None:
-        """Form what is kept for the clipped sum, if it takes little more memory: then the sum is
-        one product, where the operands would have to be contracted a second time."""
+        """Materialize what is kept for the clipped sum, if that takes little more memory: then the
+        sum is one product, where the operands would have to be contracted a second time."""
         if not self.keep:
             return
         assert use.g is not None
@@ -178,7 +178,7 @@ class Accumulator:
         for weight, total in totals.items():
             if weight.tensor.is_leaf or (weight.rearranged and not batched):
                 (name,) = weight.roots
-                _add(result, name, _in_place_of(weight.tensor, self.parameters[name], total))
+                _add(result, name, _in_parameter_order(weight.tensor, self.parameters[name], total))
             else:
                 derived.append(weight)
         if derived:
@@ -187,7 +187,7 @@ class Accumulator:
             pulled = _vjp(
                 [w.tensor for w in derived], [self.parameters[n] for n in names], gradients, batched
             )
-            own = pulled if batched else _apart(pulled)
+            own = pulled if batched else _unshared(pulled)
             for name, gradient in zip(names, own, strict=True):
                 if gradient is not None:
                     _add(result, name, precise(gradient))
@@ -284,7 +284,7 @@ def _weighted_sum(use: ParameterUse, factors: Tensor) -> Tensor:
     return found
 
 
-def _in_place_of(derived: Tensor, parameter: Tensor, total: Tensor) -> Tensor:
+def _in_parameter_order(derived: Tensor, parameter: Tensor, total: Tensor) -> Tensor:
     """A sum for a parameter's entries in another order, in the parameter's order.
 
     The derivative of a permutation, applied to the numbers of the entries, gives where each went;
@@ -325,11 +325,11 @@ def _is_parameter(group: Group) -> bool:
     return len(group.uses) == 1 or all(u.weight is weight for u in group.uses)
 
 
-def _join(group: Group) -> bool:
-    """Leave one use that stands for all uses of the group's only weight, if that can be."""
+def _combine(group: Group) -> bool:
+    """Replace all uses of the group's only weight by one; say if that was possible."""
     if len(group.uses) == 1:
         return True
-    pair = joined([(u.rule, u.g) for u in group.uses if u.g is not None])
+    pair = combined([(u.rule, u.g) for u in group.uses if u.g is not None])
     if pair is None:
         return False
     group.uses = [ParameterUse(group.uses[0].weight, pair[0], group.uses[0].operation, pair[1])]
@@ -353,8 +353,8 @@ def _vjp(
         ]
 
 
-def _apart(gradients: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
-    """Each in memory of its own, to be changed in place: autograd may give one for several."""
+def _unshared(gradients: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
+    """The gradients in memory of their own, to be changed in place: autograd may return views."""
     taken = set[int]()
     for gradient in gradients:
         if gradient is None:

@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 from epsilons.gradients.autograd_nodes import (
     GradientTap,
     anchor,
-    opened,
     packs_tensors,
     running_checkpoint,
+    without_override_check,
 )
 from epsilons.gradients.batch_dim.dims import BatchDim, examples_first
 from epsilons.gradients.batch_dim.propagate import agreeing, output_batch_dim
@@ -224,7 +224,7 @@ class Tracer(TorchFunctionMode):
         if func not in RULES and func in COMPOSITES:
             return COMPOSITES[func](self, *args, **kwargs)
         if func not in RULES and isinstance(func, types.FunctionType):
-            body = opened(func)
+            body = without_override_check(func)
             if body is not None:
                 with self:
                     return body(*args, **kwargs)
@@ -317,4 +317,4 @@ def _untraced(receive: Callable[[ParameterUse], None]) -> Callable[[ParameterUse
 
 _NO_RULE = None, None
 _DELIVERED = Materialized()  # the rule where what comes back is the gradients
-_grad = opened(torch.autograd.grad) or torch.autograd.grad
+_grad = without_override_check(torch.autograd.grad) or torch.autograd.grad
