@@ -139,9 +139,9 @@ class SeededNoise(GridNoise):
 
 
 def _in_order(sums: Iterable[Tensor]) -> list[Tensor]:
-    """Their coordinates in logical order, in host memory, in at least single precision.
+    """The sums as contiguous CPU tensors, in float32 or better, that share no memory.
 
-    Sums whose memory is such, and theirs alone, are given themselves; of others a copy.
+    A sum that is one already is returned itself, others are copied.
     """
     result: list[Tensor] = []
     taken = set[int]()
@@ -154,7 +154,7 @@ def _in_order(sums: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _plain(total: Tensor) -> bool:
-    """Whether the numbers are in host memory of their own, in order, as they seem."""
+    """Whether a tensor is a contiguous CPU tensor that owns its memory, without pending signs."""
     dense = total.is_cpu and total.layout is torch.strided and total.dtype in _PRECISE
     seen = dense and total.is_contiguous() and not total.is_neg() and not total._is_zerotensor()
     if not seen or total.requires_grad:
@@ -190,7 +190,7 @@ def _out_of_range(name: str, g: float) -> ValueError:
 
 
 class _Chunk(NamedTuple):
-    """Some coordinates of one tensor, and where their random words lie."""
+    """Some coordinates of one tensor, and the position of their random words."""
 
     tensor: int
     start: int
