@@ -44,7 +44,7 @@ ALLOWED = {
     "__main__": {"cli"},
 }
 NUMBA_PACKAGES = {"accounting", "noise"}
-PACKAGES_OF_SHORT_FILES = ("journal", "noise", "training")
+PACKAGES_OF_SHORT_FILES = ("gradients", "journal", "noise", "training")
 MOST_LINES = 400
 TORCH_PACKAGES = {"gradients", "noise", "training", "data", "models", "integrations", "job"}
 

@@ -1,6 +1,6 @@
-"""From the uses of weights to every example's squared gradient norm, and to the clipped sum.
+"""From parameter uses to every example's squared gradient norm, and to the clipped sum.
 
-Uses that reach the same parameters form a group. A parameter used once is settled the moment its
+Uses that reach the same parameters form a group. A parameter used once is done the moment its
 output gradient arrives; gradients of several uses are added before the norm is taken.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from epsilons.gradients.clip_factors import add_up, widest_dtype
-from epsilons.gradients.parameter_use import ParameterUse, Weight
+from epsilons.gradients.parameter_use import ParameterUse
 from epsilons.gradients.rules.derived import ClosedForm, Standardised
 from epsilons.gradients.rules.registry import (
     LOW_PRECISION,
@@ -27,7 +27,8 @@ from epsilons.gradients.rules.registry import (
     weighted,
     without_autocast,
 )
-from epsilons.gradients.rules.shared import joined
+from epsilons.gradients.rules.shared import combined
+from epsilons.gradients.weights import Weight, roots_of
 
 _KEEP_MATERIALIZED = 3.0  # times the operands' bytes
 _HALF = 2**20
@@ -75,7 +76,7 @@ class Accumulator:
         self._kept: list[Group] = []
         self._found: list[Tensor] = []
         self._narrow: list[Weight] = []
-        self._side_by_side: list[Tensor] = []  # their gradients; one tensor in the end
+        self._side_by_side: list[Tensor] = []  # their gradients (B, numbers); one tensor in the end
 
     def receive(self, use: ParameterUse) -> None:
         group = self._group_of[id(use)]
@@ -91,9 +92,8 @@ class Accumulator:
                 if group.uses:
                     self._settle(group)
         if self._narrow:
-            together = torch.cat(self._side_by_side, 1)
-            self._found.append(square_norms(together))
-            self._side_by_side = [together] if self.keep else []
+            self._side_by_side = [torch.cat(self._side_by_side, 1)]
+            self._found.append(square_norms(self._side_by_side[0]))
         add_up(self._found, self.squares)
         self._found.clear()
 
@@ -110,28 +110,24 @@ class Accumulator:
             group.uses = []
 
     def _take_norms(self, group: Group) -> None:
-        group.direct = _is_parameter(group) and _join(group)
+        group.direct = _is_parameter(group) and _combine(group)
         if group.direct:
-            self._settle_directly(group.uses[0])
+            (use,) = group.uses
+            assert use.g is not None
+            width = use.weight.tensor.numel()
+            if width < _NARROW and use.rule.materializes(use.g):
+                self._narrow.append(use.weight)
+                gradients = precise(use.rule.gradients(use.g))
+                self._side_by_side.append(gradients.reshape(len(use.g), width))
+                use.g = None
+                return
+            self._materialize_if_small(use)
+            self._found.append(use.rule.square_norms(use.g))
         else:
             self._standardised(group)
             for rows in self._by_example(group):
                 for gradient in self._pulled_back(group, rows).values():
                     self.squares[rows] += square_norms(gradient)
-
-    def _settle_directly(self, use: ParameterUse) -> None:
-        assert use.g is not None
-        width, known = use.weight.tensor.numel(), use.rule.squares
-        if known is None and width < _NARROW and use.rule.materializes(use.g):
-            self._narrow.append(use.weight)
-            gradients = precise(use.rule.gradients(use.g))
-            if gradients.dim() != 2:
-                gradients = gradients.reshape(use.g.shape[0], width)
-            self._side_by_side.append(gradients)
-            use.g = None
-            return
-        self._materialize_if_small(use)
-        self._found.append(use.rule.square_norms(use.g) if known is None else known)
 
     def _standardised(self, group: Group) -> None:
         """Take the norms of a standardised weight's gradients, where they don't cancel."""
@@ -154,8 +150,8 @@ class Accumulator:
         return [slice(i, i + 1) for i in cancelled]
 
     def _materialize_if_small(self, use: ParameterUse) -> None:
-        """Form what is kept for the clipped sum, if it takes little more memory: then the sum is
-        one product, where the operands would have to be contracted a second time."""
+        """Materialize what is kept for the clipped sum, if that takes little more memory: then the
+        sum is one product, where the operands would have to be contracted a second time."""
         if not self.keep:
             return
         assert use.g is not None
@@ -182,16 +178,16 @@ class Accumulator:
         for weight, total in totals.items():
             if weight.tensor.is_leaf or (weight.rearranged and not batched):
                 (name,) = weight.roots
-                _add(result, name, _in_place_of(weight.tensor, self.parameters[name], total))
+                _add(result, name, _in_parameter_order(weight.tensor, self.parameters[name], total))
             else:
                 derived.append(weight)
         if derived:
-            names = sorted(set[str]().union(*(w.roots for w in derived)))
+            names = roots_of(derived)
             gradients = [totals[w].to(w.tensor.dtype) for w in derived]
             pulled = _vjp(
                 [w.tensor for w in derived], [self.parameters[n] for n in names], gradients, batched
             )
-            own = pulled if batched else _apart(pulled)
+            own = pulled if batched else _unshared(pulled)
             for name, gradient in zip(names, own, strict=True):
                 if gradient is not None:
                     _add(result, name, precise(gradient))
@@ -208,7 +204,11 @@ class Accumulator:
             if finite is not None:
                 self._leave_out(~finite)
             with without_autocast(factors.device.type):
-                self._add_narrow(factors, totals)
+                for gradients in self._side_by_side:
+                    widths = [weight.tensor.numel() for weight in self._narrow]
+                    parts = torch.split(weighted(gradients, factors), widths)
+                    for weight, part in zip(self._narrow, parts, strict=True):
+                        totals[weight] = part.view(weight.tensor.shape)
                 for group in self._kept:
                     self._add_clipped(group, factors, totals, sums)
                 for name, part in self._to_parameters(totals, batched=False).items():
@@ -232,14 +232,6 @@ class Accumulator:
         for group in self._kept:
             if group.closed_form is not None:
                 group.closed_form = group.closed_form.rows(rows)
-
-    def _add_narrow(self, factors: Tensor, totals: dict[Weight, Tensor]) -> None:
-        if not self._narrow:
-            return
-        (gradients,) = self._side_by_side
-        parts = torch.split(weighted(gradients, factors), [w.tensor.numel() for w in self._narrow])
-        for weight, part in zip(self._narrow, parts, strict=True):
-            totals[weight] = part.view(weight.tensor.shape)
 
     def _add_clipped(
         self, group: Group, factors: Tensor, totals: dict[Weight, Tensor], sums: dict[str, Tensor]
@@ -292,7 +284,7 @@ def _weighted_sum(use: ParameterUse, factors: Tensor) -> Tensor:
     return found
 
 
-def _in_place_of(derived: Tensor, parameter: Tensor, total: Tensor) -> Tensor:
+def _in_parameter_order(derived: Tensor, parameter: Tensor, total: Tensor) -> Tensor:
     """A sum for a parameter's entries in another order, in the parameter's order.
 
     The derivative of a permutation, applied to the numbers of the entries, gives where each went;
@@ -311,7 +303,7 @@ def _in_place_of(derived: Tensor, parameter: Tensor, total: Tensor) -> Tensor:
 
 
 def _no_gradients(group: Group, error: Exception) -> UnsupportedLayer:
-    roots = sorted(set[str]().union(*(u.weight.roots for u in group.uses)))
+    roots = roots_of(u.weight for u in group.uses)
     operations = sorted({u.operation for u in group.uses})
     reason = textwrap.shorten(str(error), 200, placeholder=" …")
     return UnsupportedLayer(
@@ -334,11 +326,11 @@ def _is_parameter(group: Group) -> bool:
     return len(group.uses) == 1 or all(u.weight is weight for u in group.uses)
 
 
-def _join(group: Group) -> bool:
-    """Leave one use that stands for all uses of the group's only weight, if that can be."""
+def _combine(group: Group) -> bool:
+    """Replace all uses of the group's only weight by one; say if that was possible."""
     if len(group.uses) == 1:
         return True
-    pair = joined([(u.rule, u.g) for u in group.uses if u.g is not None])
+    pair = combined([(u.rule, u.g) for u in group.uses if u.g is not None])
     if pair is None:
         return False
     group.uses = [ParameterUse(group.uses[0].weight, pair[0], group.uses[0].operation, pair[1])]
@@ -362,8 +354,8 @@ def _vjp(
         ]
 
 
-def _apart(gradients: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
-    """Each in memory of its own, to be changed in place: autograd may give one for several."""
+def _unshared(gradients: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
+    """The gradients in memory of their own, to be changed in place: autograd may return views."""
     taken = set[int]()
     for gradient in gradients:
         if gradient is None:

@@ -1,4 +1,4 @@
-"""Ways to listen in: on a gradient, on the body of torch's functions, on checkpoints."""
+"""Hooks into autograd: the gradient of an output, the body of torch's functions, checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class GradientTap(torch.autograd.Function):
-    """An output as it is; on the way back, its gradient is shown.
+    """The identity; in the backward pass, `arrived` is called with the gradient.
 
     A node of its own and not a hook: a hook on a view would be lost when the model modifies the
     view in place. The anchor gives gradients to outputs of plain data as well.
@@ -34,13 +34,16 @@ class GradientTap(torch.autograd.Function):
 
 @functools.cache
 def anchor(device: torch.device) -> Tensor:
-    """What nodes depend on beside their input; nothing is ever added to its gradient."""
+    """A leaf that nodes depend on beside their input; its gradient stays empty."""
     with torch.inference_mode(False):
         return torch.zeros((), device=device, requires_grad=True)
 
 
-def opened(function: Any) -> Callable[..., Any] | None:
-    """A Python function of torch without its first look at overrides: its body, to be traced."""
+def without_override_check(function: Any) -> Callable[..., Any] | None:
+    """A Python function of torch without its `__torch_function__` check: its body, to be traced.
+
+    None if it has no such check.
+    """
     names = [n for n in function.__code__.co_names if n.startswith("has_torch_function")]
     if not names:
         return None
@@ -60,12 +63,12 @@ _hooks_on_saved_tensors = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 def packs_tensors() -> bool:
-    """Whether someone, as a checkpoint does, keeps in its own way what autograd saves now."""
+    """Whether hooks, such as a checkpoint's, replace the tensors that autograd saves now."""
     return _hooks_on_saved_tensors(True) is not None
 
 
 def unpacked() -> AbstractContextManager[None]:
-    """Have autograd keep what it saves now: gradients are pulled back when checkpoints are over."""
+    """Have autograd save tensors as usual: gradients are pulled back after checkpoints are over."""
     if not packs_tensors():
         return nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(_itself, _itself)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from epsilons.gradients.autograd_nodes import opened
+from epsilons.gradients.autograd_nodes import without_override_check
 from epsilons.gradients.buffer_checks import check_buffers
 from epsilons.gradients.clip_factors import widest_dtype
 from epsilons.gradients.isolation import undisturbed
@@ -180,7 +180,7 @@ def _problems(model: nn.Module) -> Iterator[str]:
         elif isinstance(module, _InstanceNorm) and module.track_running_stats and module.training:
             yield (
                 f"{path}: {kind} keeps running statistics over the examples, which no noise "
-                "protects. ParameterUse track_running_stats=False."
+                "protects. Use track_running_stats=False."
             )
         elif isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             yield f"{path}: {kind} wraps the model. Pass the model itself, `.module`."
@@ -294,4 +294,4 @@ def _compare(
 
 
 # what a checkpoint computes again in the backward pass has no dropout either
-_grad = opened(torch.autograd.grad) or torch.autograd.grad
+_grad = without_override_check(torch.autograd.grad) or torch.autograd.grad

@@ -316,14 +316,16 @@ def _traced_pass(
     aliases = {id(t): t.detach() for t in tensors_in(batch)}
     for alias in aliases.values():
         if alias.dim() > 0:
-            mode.mark(alias, BATCH_FIRST)
+            mode.data.mark(alias, BATCH_FIRST)
     with torch.inference_mode(False), torch.enable_grad(), _eager():
         with mode:
             losses = loss_fn(model, swapped(batch, aliases))
         check_losses(losses, count)
-        if presume and mode.presumed(losses):
+        if presume and mode.data.presumed(losses):
             raise PresumedWrongly
-        accumulated = Accumulator(mode.uses, parameters, count, keep=keep, coarse=mode.rounds)
+        accumulated = Accumulator(
+            mode.uses, parameters, count, keep=keep, coarse=mode.weights.rounds
+        )
         with without_autocast(mode.device):
             if losses.requires_grad:
                 mode.backward(losses.sum(), accumulated.receive)
@@ -344,5 +346,5 @@ def check_losses(losses: Any, count: int) -> None:
         got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise ValueError(
             f"loss_fn returned {got}; expected one loss per example, ({count},). "
-            'ParameterUse reduction="none" and average within each example only.'
+            'Use reduction="none" and average within each example only.'
         )

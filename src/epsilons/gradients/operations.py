@@ -1,4 +1,4 @@
-"""Kinds of operations that a forward pass has to tell apart, by function or by name."""
+"""Kinds of operations that the tracer tells apart, by function or by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def names(text: str) -> frozenset[str]:
 
 
 DIFFERENTIATING = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
-# The commonest operations that give one row for a row, whatever their options: nothing to ask.
+# The commonest operations that give one row for a row, whatever their options.
 ROW_BY_ROW = frozenset(
     {
         torch.relu, torch.sigmoid, torch.tanh, torch.Tensor.relu, torch.Tensor.sigmoid,
@@ -23,7 +23,7 @@ ROW_BY_ROW = frozenset(
         F.silu, F.softplus, F.tanh, F.avg_pool2d, F.max_pool2d,
     }
 )  # fmt: skip
-# What a tensor is like: no tensor comes out.
+# They give properties of a tensor, and no tensor.
 INQUIRING = frozenset(getattr(torch.Tensor, name) for name in ("dim", "numel", "size")) | frozenset(
     getattr(torch.Tensor, name).__get__ for name in ("device", "dtype", "ndim", "shape")
 )
@@ -55,13 +55,8 @@ IN_PLACE: dict[str, Callable[..., Any]] = {
 }
 
 # What an operation does to the batch dimension.
-PROPERTIES: dict[Any, str] = {
-    torch.Tensor.T.__get__: "T",  # type: ignore[attr-defined]
-    torch.Tensor.mT.__get__: "mT",  # type: ignore[attr-defined]
-    torch.Tensor.H.__get__: "H",  # type: ignore[attr-defined]
-    torch.Tensor.mH.__get__: "mH",  # type: ignore[attr-defined]
-}
-MOVING = names("T mT H mH t transpose permute swapaxes swapdims movedim moveaxis adjoint")
+MOVING = names("t transpose permute swapaxes swapdims movedim moveaxis adjoint")
+MOVING_PROPERTIES = frozenset(getattr(torch.Tensor, n).__get__ for n in ("T", "mT", "H", "mH"))
 RESHAPING = names("view reshape flatten unflatten unsqueeze ravel view_as reshape_as")
 PARTING = names("chunk split split_with_sizes narrow")
 NORMALISING = names("group_norm layer_norm rms_norm instance_norm batch_norm")
@@ -90,7 +85,7 @@ REORDERING: dict[str, tuple[str, int, Any]] = {
     "sort": ("dim", 1, -1),
     "argsort": ("dim", 1, -1),
     "msort": ("dim", 1, 0),
-}  # the keyword, place and default of the dimensions along which they do
+}  # the keyword, position and default of the argument that names the dimensions
 CONTRACTING = names("matmul bmm mm __matmul__ __rmatmul__ baddbmm")
 ROWS_MEET_ROWS = names(
     "__getitem__ __setitem__ gather index_select take_along_dim scatter cross_entropy nll_loss "

@@ -24,7 +24,7 @@ from epsilons.noise.gaussian import gaussian_units
 from epsilons.noise.keystream import Keystream
 
 UNITS_LIMIT = 2.0**62  # the noise stays below 2³⁷ units, so the total fits into int64
-_CHUNK = 1 << 14  # coordinates at a time, so that they stay in the processor's cache
+_CHUNK = 1 << 14  # coordinates whose noise is made together: they stay in the cache
 _WORD = 8  # bytes
 _GRID_BITS = 32
 _PRECISE = frozenset({torch.float32, torch.float64})
@@ -58,7 +58,7 @@ def _grid(std: float) -> float:
 def rounding_charge(std: float, dimensions: int) -> float:
     """How much further one example can move the sum once it is rounded to the grid.
 
-        ‖round(s + v) − round(s)‖₂ ≤ ‖v‖₂ + g·√d,      d = `dimensions`, of all parameters
+        ‖round(s + v) − round(s)‖₂ ≤ ‖v‖₂ + g·√d,      d = `dimensions`, all parameters together
 
     since rounding to nearest moves the difference by at most g in each of d coordinates. An
     example whose gradient is clipped to z is charged z plus this.
@@ -91,18 +91,19 @@ class GridNoise:
         of (rounded sum) + N(0, std²), hence as private as the Gaussian mechanism whose sensitivity
         is `rounding_charge` above the unrounded one.
 
-        The sums are consumed, also by an error: where possible, the result is written over them.
+        The sums are used up, by an error too: where it can be, the result takes their place in
+        memory.
 
-        Noise is drawn in the order of `sums` and of each tensor's logical order. Results have the
-        dtype and device of their sums; bfloat16 and float16 become float32. With `std` 0 the sums
-        come back in their own dtype, divided, without noise or privacy.
+        Noise is drawn in the order of `sums` and of each tensor's logical layout. Results have the
+        dtype and device of their sums, half precision becoming float32. With `std` 0 the sums come
+        back in their own dtype, divided, without noise or privacy.
         """
         if not 0 < divisor < math.inf:
             raise ValueError(f"divisor={divisor} must be a finite number > 0.")
         if std == 0:
             return {name: total / divisor for name, total in sums.items()}
         g = grid(std)
-        noisy = _contiguous(sums.values())
+        noisy = _in_order(sums.values())
         begin = self.keystream.position
         outside = _add_noise(self.keystream, std, g, g / divisor, noisy)
         if outside is not None:
@@ -115,7 +116,7 @@ class GridNoise:
 
 
 class SecureNoise(GridNoise):
-    """Noise from a secret key of the operating system: nobody can subtract it.
+    """Noise that nobody can take away: the key comes from the operating system.
 
     `keystream`: a secret one to draw from, by default a fresh one.
     """
@@ -129,7 +130,7 @@ class SecureNoise(GridNoise):
 class SeededNoise(GridNoise):
     """The same noise for the same seed, on every machine.
 
-    For experiments. Whoever knows the seed can subtract the noise. It differs from `SecureNoise`
+    For experiments. Whoever knows the seed can take the noise away. It differs from `SecureNoise`
     in the key alone.
     """
 
@@ -137,10 +138,10 @@ class SeededNoise(GridNoise):
         super().__init__(Keystream.seeded(seed, b"noise"))
 
 
-def _contiguous(sums: Iterable[Tensor]) -> list[Tensor]:
-    """Sums as contiguous float32 or float64 tensors on the CPU, to be overwritten.
+def _in_order(sums: Iterable[Tensor]) -> list[Tensor]:
+    """The sums as contiguous CPU tensors, in float32 or better, that share no memory.
 
-    A sum that is one already, with memory of its own, is reused; others are copied.
+    A sum that is one already is returned itself, others are copied.
     """
     result: list[Tensor] = []
     taken = set[int]()
@@ -153,16 +154,13 @@ def _contiguous(sums: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _plain(total: Tensor) -> bool:
-    """Whether a tensor is float32 or float64 on the CPU, contiguous, with memory of its own.
-
-    And its memory holds its values: no lazy negation, no lazy zeros.
-    """
+    """Whether a tensor is a contiguous CPU tensor that owns its memory, without pending signs."""
     dense = total.is_cpu and total.layout is torch.strided and total.dtype in _PRECISE
-    literal = dense and total.is_contiguous() and not total.is_neg() and not total._is_zerotensor()
-    if not literal or total.requires_grad:
+    seen = dense and total.is_contiguous() and not total.is_neg() and not total._is_zerotensor()
+    if not seen or total.requires_grad:
         return False
     memory = total.untyped_storage()
-    return memory.nbytes() == total.nbytes and memory.resizable()  # not NumPy's, say
+    return memory.nbytes() == total.nbytes and memory.resizable()  # and not numpy's, say
 
 
 def _copied(total: Tensor) -> Tensor:
@@ -192,7 +190,7 @@ def _out_of_range(name: str, g: float) -> ValueError:
 
 
 class _Chunk(NamedTuple):
-    """Some coordinates of one tensor, and where their random words lie."""
+    """Some coordinates of one tensor, and the position of their random words."""
 
     tensor: int
     start: int

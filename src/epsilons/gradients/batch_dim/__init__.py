@@ -1,1 +1,1 @@
-"""Which dimension of a tensor is the batch, followed from operation to operation."""
+"""The batch dimension of tensors, followed from operation to operation."""

@@ -19,13 +19,13 @@ class BatchDim(NamedTuple):
 BATCH_FIRST = BatchDim(0)
 
 
-def examples_first(tensor: Tensor, at: BatchDim, count: int) -> Tensor:
+def examples_first(tensor: Tensor, batch: BatchDim, count: int) -> Tensor:
     """A view or copy (B, …) whose row i is the tensor as the operation would see it for example i.
 
     The row keeps every dimension of the original; the one that counted examples has the
     outer · inner entries that belong to one example (1 for plain batches).
     """
-    dim, inner = at
+    dim, inner = batch
     if dim == 0 and tensor.shape[0] == count:
         return tensor.unsqueeze(1)
     outer = tensor.shape[dim] // (count * inner)
@@ -33,9 +33,9 @@ def examples_first(tensor: Tensor, at: BatchDim, count: int) -> Tensor:
     return split.flatten(dim + 1, dim + 2)
 
 
-def examples_back(rows: Tensor, at: BatchDim, shape: Sequence[int]) -> Tensor:
+def examples_back(rows: Tensor, batch: BatchDim, shape: Sequence[int]) -> Tensor:
     """The inverse of `examples_first`: rows (B, …) put back into a tensor of the given shape."""
-    dim, inner = at
+    dim, inner = batch
     outer = shape[dim] // (len(rows) * inner)
     split = torch.unflatten(rows, dim + 1, (outer, inner)).movedim(0, dim + 1)
     return split.flatten(dim, dim + 2)

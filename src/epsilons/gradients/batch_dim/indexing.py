@@ -16,22 +16,22 @@ from epsilons.gradients.batch_dim.probing import probed_output
 def indexed_batch_dim(
     args: Sequence[Any], known: Sequence[tuple[Tensor, BatchDim]], out: Tensor, count: int
 ) -> BatchDim | None:
-    (tensor, at), index = known[0], args[1]
-    if at.dim == 0 and _keeps_first(index):
-        return at
-    part = index_along(at.dim, index, tensor.dim()) if args[0] is tensor else None
+    (tensor, batch), index = known[0], args[1]
+    if batch.dim == 0 and _keeps_first(index):
+        return batch
+    part = index_along(batch.dim, index, tensor.dim()) if args[0] is tensor else None
     if isinstance(part, slice) and part != slice(None):
-        if not _aligned(part, tensor.shape[at.dim], count * at.inner):
+        if not _aligned(part, tensor.shape[batch.dim], count * batch.inner):
             return None
         parts = index if isinstance(index, tuple) else (index,)
         index = tuple(slice(None) if its is part else its for its in parts)
     elif is_list(part):  # it names every example once, in order
-        place = _place_of_lists(index)
-        return None if place is None or at.inner > 1 else BatchDim(place)
+        dim = _gathered_dim(index)
+        return None if dim is None or batch.inner > 1 else BatchDim(dim)
     found = probed_output(torch.Tensor.__getitem__, (args[0], index), {}, known, out)
     alone = isinstance(index, tuple) and sum(map(is_list, index)) == 1
-    if found is None and at.dim == 0 and part == slice(None) and alone:
-        return at  # a mask of places: how many it leaves can't be told without data
+    if found is None and batch.dim == 0 and part == slice(None) and alone:
+        return batch  # a mask of positions: how many it leaves can't be told without data
     return found
 
 
@@ -53,11 +53,11 @@ def assigned_batch_dim(
     labelled = torch.empty(*range(2, target.dim() + 2), device="meta")
     whole: dict[type, Any] = {int: 0, slice: slice(None)}
     left = labelled[tuple(whole.get(type(part), part) for part in parts)].shape
-    place = its.dim + len(left) - value.dim()
-    if place < 0:
+    dim = its.dim + len(left) - value.dim()
+    if dim < 0:
         return None
-    found = BatchDim(left[place] - 2, its.inner)
-    covered = target[index].shape[place] == target.shape[found.dim] == value.shape[its.dim]
+    found = BatchDim(left[dim] - 2, its.inner)
+    covered = target[index].shape[dim] == target.shape[found.dim] == value.shape[its.dim]
     return found if covered and known in (None, found) else None
 
 
@@ -65,13 +65,13 @@ def index_along(dim: int, index: Any, ndim: int) -> Any:
     """What an index says about one dimension of a tensor; None if nothing."""
     parts = index if isinstance(index, tuple) else (index,)
     taken = [_dims_taken(part) for part in parts]
-    at = 0
+    start = 0
     for part, dims in zip(parts, taken, strict=True):
         if part is Ellipsis:
             dims = ndim - sum(taken)
-        if at <= dim < at + dims:
+        if start <= dim < start + dims:
             return None if part is Ellipsis else part
-        at += dims
+        start += dims
     return None
 
 
@@ -83,7 +83,7 @@ def _dims_taken(part: Any) -> int:
 
 
 def is_list(part: Any) -> bool:
-    """Whether a part of an index names places one by one."""
+    """Whether a part of an index names positions one by one."""
     return isinstance(part, (Tensor, list, np.ndarray))
 
 
@@ -107,15 +107,15 @@ def _keeps_first(index: Any) -> bool:
     )
 
 
-def _place_of_lists(index: Any) -> int | None:
-    """Where the first dimension that lists of places leave stands in the result; None if unsure.
+def _gathered_dim(index: Any) -> int | None:
+    """The dimension of the result that lists of positions are gathered in; None if unsure.
 
-    In the place of the first list, or in front if something else stands between the lists. Torch
-    takes whole numbers out beforehand.
+    It is that of the first list, or 0 if something else stands between the lists. Torch takes whole
+    numbers out beforehand.
     """
     parts = [p for p in index if type(p) is not int] if isinstance(index, tuple) else [index]
-    lists = [place for place, part in enumerate(parts) if is_list(part)]
-    listed = [torch.as_tensor(parts[place]) for place in lists]
+    lists = [dim for dim, part in enumerate(parts) if is_list(part)]
+    listed = [torch.as_tensor(parts[dim]) for dim in lists]
     others = all(is_list(part) or isinstance(part, slice) for part in parts)
     alike = len({named.dim() for named in listed}) == 1
     if not others or not alike or any(named.dtype == torch.bool for named in listed):

@@ -26,18 +26,18 @@ def probed_output(
     out: Tensor,
 ) -> BatchDim | None:
     """The operation again, without data, on a batch of another size: the dimension that differs."""
-    (tensor, at), others = known[0], tensors_in((args, kwargs))
+    (tensor, batch), others = known[0], tensors_in((args, kwargs))
     dims = {id(t): its.dim for t, its in known}
-    place = _grown_dim(function, args, kwargs, dims, others, out)
-    if place == _FAILED and len(others) == 1 and at.dim < out.dim():
-        kept = out.shape[at.dim] == tensor.shape[at.dim]
-        return at if kept else None
-    if place < 0:  # what was repeated for the batch, a weight or an index, goes along with it
-        dim = at.dim
+    grown = _grown_dim(function, args, kwargs, dims, others, out)
+    if grown == _FAILED and len(others) == 1 and batch.dim < out.dim():
+        kept = out.shape[batch.dim] == tensor.shape[batch.dim]
+        return batch if kept else None
+    if grown < 0:  # a weight or an index repeated for the batch grows with it
+        dim = batch.dim
         long = slice(dim, dim + 1)
         alike = {id(t): dim for t in others if t.shape[long] == tensor.shape[long]}
-        place = _grown_dim(function, args, kwargs, alike | dims, others, out)
-    return BatchDim(place, at.inner) if place >= 0 else None
+        grown = _grown_dim(function, args, kwargs, alike | dims, others, out)
+    return BatchDim(grown, batch.inner) if grown >= 0 else None
 
 
 def _grown_dim(

@@ -8,12 +8,10 @@ sequence as long as the batch is not mistaken for it.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from epsilons.gradients.batch_dim.dims import BATCH_FIRST, BatchDim
@@ -31,10 +29,10 @@ from epsilons.gradients.operations import (
     EXPANDING,
     JOINING,
     MOVING,
+    MOVING_PROPERTIES,
     NORMALISING,
     PARTING,
     PICKING,
-    PROPERTIES,
     RECURRENT,
     REORDERING,
     RESHAPING,
@@ -52,53 +50,56 @@ def output_batch_dim(
     out: Tensor,
     count: int,
 ) -> BatchDim | None:
-    """The at of an operation's output, from those of its data inputs; None if it is lost.
+    """The batch dimension of an operation's output; None if it is lost.
+
+    `inputs`: its data inputs and their batch dimensions.
 
     Guarantee: None, or the dimension that carries the examples for every operation that does
-    not mix them. (An operation that does is caught by the canary in `checks`.)
+    not mix them. (An operation that does is caught by the canary in `model_checks`.)
     """
     if out.dim() == 0:
         return None
-    known = [(tensor, at) for tensor, at in inputs if at is not None]
+    known = [(tensor, batch) for tensor, batch in inputs if batch is not None]
     if not known:
         return None
     if count == 1:
         return BATCH_FIRST  # every entry belongs to the one example
-    tensor, at = known[0]
+    tensor, batch = known[0]
     name = getattr(function, "__name__", "")
-    if name == "__get__":
-        name = PROPERTIES.get(function, "")
     first = args[0] if args else kwargs.get("input")
-    if first is tensor and _reorders(name, args, kwargs, tensor, at, count):
+    if first is tensor and _reorders(name, args, kwargs, tensor, batch, count):
         return None
     if name in RECURRENT and out.dim() == 3:
         if out.shape[:-1] != tensor.shape[:-1]:  # a state (layers, examples, …)
             return BatchDim(1) if out.shape[1] == count else None
-        if at.dim == 0 and tensors_in(args[1])[0].shape[:-1] == out.shape[:-1]:
-            return None  # output or state: as many layers as examples and places
-    if name in MOVING:
-        return _moved(name, function, args, kwargs, tensor, at)
+        if batch.dim == 0 and tensors_in(args[1])[0].shape[:-1] == out.shape[:-1]:
+            return None  # output or state: as many layers as examples and positions
     if name == "__getitem__":
         return indexed_batch_dim(args, known, out, count)
     if name in JOINING:
         return _joined(name, args, kwargs, known, out)
     if name in PARTING:
         return _parted(name, args, kwargs, known[0], out, count)
-    if name in CONVOLVING and at.dim == 1:
+    if name in CONVOLVING and batch.dim == 1:
         return _convolved(args, kwargs, known, out, count)
     if name == "repeat_interleave":
-        return _interleaved(args, kwargs, at, tensor, out)
+        return _interleaved(args, kwargs, batch, tensor, out)
     if name in EXPANDING:
-        place = at.dim + out.dim() - tensor.dim()
-        return None if out.shape[place] % (count * at.inner) else BatchDim(place, at.inner)
+        dim = batch.dim + out.dim() - tensor.dim()
+        return None if out.shape[dim] % (count * batch.inner) else BatchDim(dim, batch.inner)
     if name in ELEMENTWISE:
-        met = {(its.dim - t.dim(), its.inner) for t, its in known} if len(known) > 1 else {at}
-        return None if len(met) > 1 else BatchDim(at.dim + out.dim() - tensor.dim(), at.inner)
+        met = (
+            {(other_batch.dim - t.dim(), other_batch.inner) for t, other_batch in known}
+            if len(known) > 1
+            else {batch}
+        )
+        return None if len(met) > 1 else BatchDim(batch.dim + out.dim() - tensor.dim(), batch.inner)
     if name in RESHAPING:
-        return _reshaped(tensor.shape, at, out.shape, count)
+        return _reshaped(tensor.shape, batch, out.shape, count)
     alone = name in NORMALISING or len(tensors_in((args, kwargs))) == 1
-    if tensor.shape == out.shape and first is tensor and alone:
-        return at
+    moved = name in MOVING or function in MOVING_PROPERTIES
+    if tensor.shape == out.shape and first is tensor and alone and not moved:
+        return batch
     return probed_output(function, args, kwargs, known, out)
 
 
@@ -110,25 +111,25 @@ def agreeing(
 ) -> bool:
     """Whether an operation on several data inputs leaves each example to itself.
 
-    Asked where one of the batch_dims is a presumption from sizes: False where in doubt.
+    Called where one of the batch dimensions is presumed from sizes: False where in doubt.
     """
     name = getattr(function, "__name__", "")
-    batch_dims = {at for _, at in inputs}
+    batch_dims = {batch for _, batch in inputs}
     if None in batch_dims or name in WEIGHTED:
         return False
-    places = {at.dim - tensor.dim() for tensor, at in inputs if at is not None}
+    from_behind = {batch.dim - tensor.dim() for tensor, batch in inputs if batch is not None}
     if name in ELEMENTWISE:
-        return len(places) == 1
+        return len(from_behind) == 1
     if name in CONTRACTING:
-        return len(places) == 1 and max(places) <= -3
+        return len(from_behind) == 1 and max(from_behind) <= -3
     if name in ROWS_MEET_ROWS:
         return batch_dims == {BATCH_FIRST}
     if name not in JOINING or len(batch_dims) > 1 or len({t.dim() for t, _ in inputs}) > 1:
         return False
-    (at,) = batch_dims
+    (batch,) = batch_dims
     (ndim,) = {tensor.dim() for tensor, _ in inputs}
     along = _joined_along(args, kwargs) % ndim
-    return name == "stack" or (at is not None and along != at.dim)
+    return name == "stack" or (batch is not None and along != batch.dim)
 
 
 def _joined(
@@ -138,14 +139,14 @@ def _joined(
     known: Sequence[tuple[Tensor, BatchDim]],
     out: Tensor,
 ) -> BatchDim | None:
-    (at, *others) = {its for _, its in known}
+    (batch, *others) = {other_batch for _, other_batch in known}
     position = _joined_along(args, kwargs) % out.dim()
     if others:
         return None
     if name == "stack":
-        return BatchDim(at.dim + (position <= at.dim), at.inner)
-    strangers = len(known) < len(tensors_in((args, kwargs)))  # rows that belong to nobody
-    return None if strangers and position == at.dim else at
+        return BatchDim(batch.dim + (position <= batch.dim), batch.inner)
+    constants = len(known) < len(tensors_in((args, kwargs)))  # rows of no example
+    return None if constants and position == batch.dim else batch
 
 
 def _parted(
@@ -157,18 +158,18 @@ def _parted(
     count: int,
 ) -> BatchDim | None:
     """Parts along a dimension: if along that of the examples, each must begin with the first."""
-    tensor, at = data
-    if out.shape[at.dim] == tensor.shape[at.dim]:
-        return at
-    period = count * at.inner
+    tensor, batch = data
+    if out.shape[batch.dim] == tensor.shape[batch.dim]:
+        return batch
+    period = count * batch.inner
     if name == "narrow":
         start = kwargs.get("start", args[2] if len(args) > 2 else 0)
-        return None if start % period or out.shape[at.dim] % period else at
+        return None if start % period or out.shape[batch.dim] % period else batch
     named = [v for k, v in kwargs.items() if k.startswith("split_size")]
     sizes = named[0] if named else args[1]
     if name != "chunk" and not isinstance(sizes, int) and any(size % period for size in sizes):
         return None
-    return None if out.shape[at.dim] % period else at
+    return None if out.shape[batch.dim] % period else batch
 
 
 def _joined_along(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
@@ -181,16 +182,16 @@ def _reorders(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     tensor: Tensor,
-    at: BatchDim,
+    batch: BatchDim,
     count: int,
 ) -> bool:
-    """Whether an operation may give an example the place of another."""
+    """Whether an operation may move an example to the position of another."""
     if name in PICKING:
         return True
     if name == "where":
-        return len(args) + len(kwargs) == 1  # the places of what is true, in any number
+        return len(args) + len(kwargs) == 1  # the positions of what is true, in any number
     if name == "__getitem__":
-        part = index_along(at.dim, args[1], tensor.dim())
+        part = index_along(batch.dim, args[1], tensor.dim())
         return is_list(part) and not names_each(part, count)
     if name not in REORDERING:
         return False
@@ -201,7 +202,7 @@ def _reorders(
     if name == "flip" and isinstance(given, int):
         given = args[1:] if len(args) > 1 else (given,)
     dims = (given,) if isinstance(given, int) else given
-    return at.dim in {d % tensor.dim() for d in dims}
+    return batch.dim in {d % tensor.dim() for d in dims}
 
 
 def _convolved(
@@ -211,31 +212,36 @@ def _convolved(
     out: Tensor,
     count: int,
 ) -> BatchDim | None:
-    """Examples side by side as channels: each keeps to its own, if there is a group for it."""
-    (tensor, at), *others = known
+    """Examples side by side as channels: they stay apart if each has a group of its own."""
+    (tensor, batch), *others = known
     groups = kwargs.get("groups", args[6] if len(args) > 6 else 1)
-    alone = groups % count == 0 and at.inner * count == tensor.shape[1]
-    rows = all(its.dim == 0 and its.inner * count == other.shape[0] for other, its in others)
+    alone = groups % count == 0 and batch.inner * count == tensor.shape[1]
+    rows = all(
+        other_batch.dim == 0 and other_batch.inner * count == other.shape[0]
+        for other, other_batch in others
+    )
     return BatchDim(1, out.shape[1] // count) if alone and rows else None
 
 
 def _interleaved(
-    args: Sequence[Any], kwargs: Mapping[str, Any], at: BatchDim, tensor: Tensor, out: Tensor
+    args: Sequence[Any], kwargs: Mapping[str, Any], batch: BatchDim, tensor: Tensor, out: Tensor
 ) -> BatchDim | None:
     """Every entry of a dimension several times over, and as often as any other."""
     repeats = kwargs.get("repeats", args[1] if len(args) > 1 else None)
     if not isinstance(repeats, int) or out.dim() != tensor.dim():
         return None
-    old, new = tensor.shape[at.dim], out.shape[at.dim]
-    return at if new == old else BatchDim(at.dim, at.inner * (new // old))
+    old, new = tensor.shape[batch.dim], out.shape[batch.dim]
+    return batch if new == old else BatchDim(batch.dim, batch.inner * (new // old))
 
 
-def _reshaped(old: Sequence[int], at: BatchDim, new: Sequence[int], count: int) -> BatchDim | None:
+def _reshaped(
+    old: Sequence[int], batch: BatchDim, new: Sequence[int], count: int
+) -> BatchDim | None:
     if 0 in old:
-        kept = slice(at.dim + 1)
-        return at if tuple(old[kept]) == tuple(new[kept]) else None
+        kept = slice(batch.dim + 1)
+        return batch if tuple(old[kept]) == tuple(new[kept]) else None
     # In row-major order the example index advances every `stride` entries, before and after.
-    stride = at.inner * math.prod(old[at.dim + 1 :])
+    stride = batch.inner * math.prod(old[batch.dim + 1 :])
     below = 1
     for dim in range(len(new) - 1, -1, -1):
         above = below * new[dim]
@@ -244,35 +250,3 @@ def _reshaped(old: Sequence[int], at: BatchDim, new: Sequence[int], count: int) 
             return BatchDim(dim, inner) if new[dim] % (inner * count) == 0 else None
         below = above
     return None
-
-
-def _moved(
-    name: str,
-    function: Function,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    tensor: Tensor,
-    at: BatchDim,
-) -> BatchDim:
-    return BatchDim(
-        _permutation(name, function, tensor.dim(), *_rest(args, kwargs))[at.dim],
-        at.inner,
-    )
-
-
-def _rest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-    positional = tuple(tuple(a) if isinstance(a, list) else a for a in args[1:])
-    named = tuple(
-        (k, tuple(v) if isinstance(v, list) else v) for k, v in kwargs.items() if k != "input"
-    )
-    return positional, named
-
-
-@functools.cache
-def _permutation(
-    name: str, function: Function, dims: int, args: Any, kwargs: Any
-) -> dict[int, int]:
-    # Each dimension gets a size of its own, so that the result's shape tells where it went.
-    labelled = torch.empty(*range(2, dims + 2), device="meta")
-    shape = function(labelled, *args, **dict(kwargs)).shape
-    return {size - 2: place for place, size in enumerate(shape)}

@@ -90,7 +90,7 @@ def _refuse_running_statistics(
     if running_mean is not None and use_input_stats:
         raise UnsupportedLayer(
             "instance_norm keeps running statistics over the examples, which no noise protects. "
-            "ParameterUse track_running_stats=False."
+            "Use track_running_stats=False."
         )
 
 

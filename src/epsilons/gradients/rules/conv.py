@@ -151,7 +151,8 @@ class Conv(GradientRule):
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
         source, grads, per_example = self._images(g)
-        if factors.dtype == torch.float64:
+        whole = symmetric(source.shape, grads.shape, self.geometry)
+        if factors.dtype == torch.float64 or not whole:
             groups, kernel = self.geometry.groups, self.geometry.kernel
             size = math.prod((grads.shape[1], source.shape[1] // groups, *kernel))
             return materialized_sum(self, g, factors, size)
@@ -161,14 +162,7 @@ class Conv(GradientRule):
             source = source * scale
         else:
             grads = grads * scale
-        if symmetric(source.shape, grads.shape, self.geometry):
-            return weight_gradient(source, grads, self.geometry, self.geometry.groups)
-        each = 4 * math.prod((source.shape[1], *self.geometry.kernel, *grads.shape[2:]))
-        parts = (
-            by_patches(source[rows], grads[rows], self.geometry).sum(0)
-            for rows in chunks(len(source), each)
-        )
-        return torch.stack(list(parts)).sum(0)
+        return weight_gradient(source, grads, self.geometry, self.geometry.groups)
 
 
 _MATERIALIZING = ("patches", "groups")

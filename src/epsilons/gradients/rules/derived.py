@@ -25,7 +25,7 @@ from epsilons.gradients.rules.linear import CANCELLATION
 from epsilons.gradients.rules.registry import GradientRule, chunks, square_norms
 
 if TYPE_CHECKING:
-    from epsilons.gradients.parameter_use import Weight
+    from epsilons.gradients.weights import Weight
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,11 @@ class Standardised:
 
     def _by_filter(self, r: Tensor, with_sums: bool) -> tuple[Tensor, ...]:
         """‖R_o‖², and if asked ⟨ŵ_o, R_o⟩ and ⟨1, R_o⟩, (B, o) each."""
-        like = self.rows.view(r.shape[1:])
-        each = tuple(range(2, r.dim()))
         squares = square_norms(r.flatten(0, 1)).view(r.shape[:2])
         if not with_sums:
             return (squares,)
-        like = torch.empty_like(r[0]).copy_(like)  # as r lies in memory
-        return squares, (r * like).sum(each), r.sum(each)
+        entries = tuple(range(2, r.dim()))
+        return squares, (r * self.rows.view(r.shape[1:])).sum(entries), r.sum(entries)
 
 
 @dataclass(frozen=True)

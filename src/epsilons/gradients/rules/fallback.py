@@ -78,7 +78,7 @@ class Masked(GradientRule):
         self.call = call
         self.sources = sources
         self.weight = weight
-        self.layout = batch_dim
+        self.batch_dim = batch_dim
         self.shape = out.shape
         self.count = count
 
@@ -95,7 +95,7 @@ class Masked(GradientRule):
             chosen = torch.arange(self.count, device=row.device) == place
             chosen = chosen.view(-1, *[1] * row.dim())
             spread = torch.where(chosen, row, row.new_zeros(()))
-            (gradient,) = pull(examples_back(spread, self.layout, self.shape))
+            (gradient,) = pull(examples_back(spread, self.batch_dim, self.shape))
             return cast(Tensor, gradient)
 
         size = max(1, SCRATCH_BYTES // (8 * self.shape.numel()))
@@ -147,7 +147,7 @@ def _refuse_dropout(
     if dropout_p > 0:
         raise UnsupportedLayer(
             "scaled_dot_product_attention: a parameter is its query, key or value, and dropout "
-            "would be drawn again for the gradient. ParameterUse dropout_p=0 there."
+            "would be drawn again for the gradient. Use dropout_p=0 there."
         )
 
 

@@ -1,4 +1,4 @@
-"""Operations with a node of their own in the graph: the fewer nodes and calls, the faster.
+"""Operations run as one autograd node each: the fewer nodes and calls, the faster.
 
 Normalisations hand over per-example gradients that their backward kernels give at no extra cost;
 linear maps and convolutions hand what came back to their rules.
@@ -31,7 +31,7 @@ _layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
 
 
 class _Linear(torch.autograd.Function):
-    """A linear map; on the way back its operands are handed over, and only they."""
+    """A linear map; in the backward pass its operands go to the rules."""
 
     @staticmethod
     def forward(
@@ -48,7 +48,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _Conv2d(torch.autograd.Function):
-    """The same for convolutions of pictures."""
+    """A 2-D convolution; in the backward pass its operands go to the rules."""
 
     @staticmethod
     def forward(
@@ -78,7 +78,7 @@ class _Conv2d(torch.autograd.Function):
 
 
 class _GroupNorm(torch.autograd.Function):
-    """Group norm; on the way back the examples are handed to the kernel as channels.
+    """Group norm; in the backward pass the examples are passed to the kernel as channels.
 
     A batch (N, C) with G groups is (1, N·C) with N·G groups: the same sums, except that the
     kernel no longer adds the examples' scale and shift gradients together.
@@ -133,7 +133,7 @@ def _pixel_by_pixel(x: Tensor) -> bool:
 
 
 class _LayerNorm(torch.autograd.Function):
-    """Layer norm over the last dimension, with mean μ and reciprocal deviation r per place t.
+    """Layer norm over the last dimension, with mean μ and reciprocal deviation r per position t.
 
     ∂/∂γ = Σ_t r_t (x_t − μ_t) g_t,   ∂/∂β = Σ_t g_t
     """
@@ -187,7 +187,7 @@ def _conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    plain = not isinstance(padding, str) and not tracer.is_derived(weight)
+    plain = not isinstance(padding, str) and not tracer.weights.has_closed_form(weight)
     if not plain or not _applies(tracer, input, weight, bias) or input.dim() != 4:
         return NotImplemented
     geometry = _geometry(
@@ -220,7 +220,7 @@ def _by_rule(
     name: str,
     build: Callable[[Tensor], Iterable[tuple[Any, GradientRule]]],
 ) -> Callable[[Any, Tensor], tuple[Tensor, Tensor]]:
-    """What a node calls on its way back: input and weight come back, once the rule has them.
+    """The function that a node's backward pass calls: it delivers g, and returns input and weight.
 
     The rule is given rows without the dimension that `batch_dim.examples_first` would add.
     """
@@ -230,9 +230,9 @@ def _by_rule(
         try:
             x, weight = ctx.saved_tensors
         except RuntimeError as error:
-            path = tracer.path([use.weight for use in uses if use is not None])
+            path = sorted(root for use in uses if use is not None for root in use.weight.roots)
             raise RuntimeError(
-                f"{path}: the input of {name} was modified in place afterwards. "
+                f"{', '.join(path)}: the input of {name} was modified in place afterwards. "
                 "Use the out-of-place operation."
             ) from error
         for use, (_, rule) in zip(uses, build(x.detach()), strict=True):
@@ -266,18 +266,18 @@ def _values(*weights: Tensor | None) -> list[Any]:
 def _rows(tracer: Any, node: type[torch.autograd.Function], input: Tensor, *rest: Any) -> Tensor:
     """A node applied to one row per example, which gives one row per example."""
     out: Tensor = node.apply(input, tracer.anchor, *rest)  # type: ignore[no-untyped-call]
-    tracer.mark_rows(out)
+    tracer.data.mark_rows(out)
     return out
 
 
 def _applies(tracer: Any, input: Tensor, *weights: Tensor | None) -> bool:
-    if not tracer.batch_first(input) or input.dtype not in _PRECISE:
+    if not tracer.data.batch_first(input) or input.dtype not in _PRECISE:
         return False
     if torch.is_autocast_enabled(tracer.device):
         return False
     known = False
     for weight in weights:
-        if weight is not None and tracer.is_weight(weight):
+        if weight is not None and weight in tracer.weights:
             known = True
         elif weight is not None and weight.requires_grad:
             return False  # from what can't be traced: the node would swallow its gradient

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -31,14 +30,9 @@ class Linear(GradientRule):
     materialized instead where that takes fewer operations or where the Gram form would cancel.
     """
 
-    def __init__(self, data: Tensor, transposed: bool = False, bias: Bias | None = None) -> None:
+    def __init__(self, data: Tensor, transposed: bool = False) -> None:
         super().__init__(data)
-        self.transposed, self.bias = transposed, bias
-
-    def rows(self, chosen: slice | Tensor) -> Self:
-        part = super().rows(chosen)
-        part.bias = None  # which has other rows
-        return part
+        self.transposed = transposed
 
     def operands(self, g: Tensor) -> tuple[Tensor, Tensor]:
         """a (B, T, d) and g (B, T, p), in float32 or better."""
@@ -56,10 +50,7 @@ class Linear(GradientRule):
     def square_norms(self, g: Tensor) -> Tensor:
         assert self.data is not None
         if g.numel() == g.shape[0] * g.shape[-1]:  # one position
-            squares = square_norms(precise(g))
-            if self.bias is not None:
-                self.bias.squares = squares
-            return square_norms(precise(self.data)) * squares
+            return square_norms(precise(self.data)) * square_norms(precise(g))
         a, g = self.operands(g)
         materializes = _materializes(a, g)
         each = 4 * a.shape[2] * g.shape[2] if materializes else 8 * a.shape[1] ** 2
@@ -135,13 +126,9 @@ def linear(
 ) -> Iterator[tuple[Tensor, GradientRule]]:
     if weight.dim() != 2:
         return
-    if bias is None:
-        yield weight, Linear(input)
-        return
-    shift = Bias(bias.shape)
-    shares = bias.shape == weight.shape[:1]  # and is not one number for all outputs
-    yield weight, Linear(input, bias=shift if shares else None)
-    yield bias, shift
+    yield weight, Linear(input)
+    if bias is not None:
+        yield bias, Bias(bias.shape)
 
 
 @norm_rule(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)

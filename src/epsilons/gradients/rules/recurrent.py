@@ -1,7 +1,7 @@
 """Recurrent layers written out step by step, in operations that have rules.
 
 The input projection of a layer is one linear map over the whole sequence; the recurrent one is
-used once per step, and its uses are joined along the sequence before a norm is taken.
+used once per step, and its uses are concatenated along the sequence before a norm is taken.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _rnn_step(activation: Callable[[Tensor], Tensor]) -> Step:
 def layer(step: Step, states: int) -> Callable[..., Any]:
     """A composite for `torch.lstm` and its relatives: their signature after the tracer."""
 
-    def run(mode: Any, *args: Any) -> Any:
+    def run(tracer: Any, *args: Any) -> Any:
         if isinstance(args[3 - states], Tensor):  # the batch sizes, or the state after them
             raise UnsupportedLayer(
                 "a recurrent layer reads a PackedSequence, whose rows are not arranged by example. "
@@ -55,8 +55,9 @@ def layer(step: Step, states: int) -> Callable[..., Any]:
         input, hx, weights, has_biases, layers, dropout, train, bidirectional, batch_first = args
         state = tuple(hx) if states > 1 else (hx,)
         for part in state:
-            mode.note(part, 1, input)
-        with mode:
+            if part not in tracer.weights:
+                tracer.data.mark_state(part, 1, input)
+        with tracer:
             x = input.transpose(0, 1) if batch_first else input
             directions = 2 if bidirectional else 1
             each = len(weights) // (layers * directions)
@@ -64,9 +65,9 @@ def layer(step: Step, states: int) -> Callable[..., Any]:
             for number in range(layers):
                 outputs: list[Tensor] = []
                 for direction in range(directions):
-                    place = number * directions + direction
-                    own = weights[place * each : (place + 1) * each]
-                    start = tuple(part[place] for part in state)
+                    position = number * directions + direction
+                    own = weights[position * each : (position + 1) * each]
+                    start = tuple(part[position] for part in state)
                     out, end = _sequence(step, x, start, own, has_biases, direction == 1)
                     outputs.append(out)
                     ends.append(end)
@@ -83,7 +84,7 @@ def cell(step: Step, states: int) -> Callable[..., Any]:
     """A composite for `torch.lstm_cell` and its relatives."""
 
     def run(
-        mode: Any,
+        tracer: Any,
         input: Tensor,
         hx: Any,
         w_ih: Tensor,
@@ -91,7 +92,7 @@ def cell(step: Step, states: int) -> Callable[..., Any]:
         b_ih: Any = None,
         b_hh: Any = None,
     ) -> Any:
-        with mode:
+        with tracer:
             state = tuple(hx) if states > 1 else (hx,)
             end = step(F.linear(input, w_ih, b_ih), state, [w_hh], b_hh)
         return end if states > 1 else end[0]

@@ -32,8 +32,6 @@ class GradientRule(ABC):
     examples first, (B, …). A rule of your own needs `gradients` only.
     """
 
-    squares: Tensor | None = None  # squared norms, where another rule has found them on its way
-
     def __init__(self, data: Tensor | None) -> None:
         self.data = data
 
@@ -65,7 +63,6 @@ class GradientRule(ABC):
         """The same rule for some of the examples."""
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
-        part.squares = None
         if self.data is not None:
             part.data = self.data[chosen]
         return part
@@ -119,7 +116,7 @@ def square_norms(gradients: Tensor) -> Tensor:
     Torch takes a norm by one long sum, which in float32 comes out too small: by 1e-5 for
     a million numbers, by 1e-3 for twenty million.
     """
-    rows, _ = _as_in_memory(gradients)
+    rows = gradients
     if rows.dim() != 2:
         rows = rows.reshape(rows.shape[0], rows.shape[1:].numel())
     if rows.shape[1] <= PIECE:
@@ -135,10 +132,12 @@ def _short_squares(rows: Tensor) -> Tensor:
 
 
 def weighted(gradients: Tensor, factors: Tensor) -> Tensor:
-    """Σ_i factors_i · gradients_i, multiplied and added in the factors' dtype."""
-    rows, back = _as_in_memory(gradients)
-    count, *shape = rows.shape
-    flat = rows.reshape(count, math.prod(shape))
+    """Σ_i factors_i · gradients_i, multiplied and added in the factors' precision."""
+    if gradients.is_complex():
+        parts = weighted(torch.view_as_real(gradients), factors)
+        return torch.view_as_complex(parts.contiguous())
+    count, *shape = gradients.shape
+    flat = gradients.reshape(count, math.prod(shape))
     if flat.dtype == factors.dtype:
         total = factors @ flat
     else:
@@ -147,8 +146,7 @@ def weighted(gradients: Tensor, factors: Tensor) -> Tensor:
         for start in range(0, flat.shape[1], width):
             part = slice(start, start + width)
             torch.mv(flat[:, part].to(factors.dtype).mT, factors, out=total[part])
-    total = total.view(shape)
-    return total if back is None else total.permute(back).contiguous()
+    return total.view(shape)
 
 
 def materialized_sum(rule: GradientRule, g: Tensor, factors: Tensor, size: int) -> Tensor:
@@ -161,22 +159,6 @@ def materialized_sum(rule: GradientRule, g: Tensor, factors: Tensor, size: int) 
     for part in others:
         total += weighted(rule.rows(part).gradients(g[part]), factors[part])
     return total
-
-
-def _as_in_memory(gradients: Tensor) -> tuple[Tensor, list[int] | None]:
-    """Gradients with dimensions in the order that they have in memory, not to be copied there.
-
-    And the order that puts the dimensions of one gradient back; None if it is theirs.
-    """
-    if gradients.is_contiguous():
-        return gradients, None
-    order = order_in_memory(gradients)
-    return gradients.permute(order), [order.index(d) - 1 for d in range(1, gradients.dim())]
-
-
-def order_in_memory(gradients: Tensor) -> list[int]:
-    """The first dimension, and the others in the order that they have in memory."""
-    return [0, *sorted(range(1, gradients.dim()), key=gradients.stride, reverse=True)]
 
 
 def replace_cancelled(squares: Tensor, cancelled: Tensor, rule: GradientRule, g: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Several uses of one weight as one rule: their gradients add up before the norm is taken."""
+"""Shared parameters: several uses of one weight as one rule, whose gradient is their sum."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from epsilons.gradients.rules.registry import GradientRule, materialized_sum, re
 Pair = tuple[GradientRule, Tensor]  # a rule and the output gradient it is to be applied to
 
 
-def joined(pairs: Sequence[Pair]) -> Pair | None:
-    """One pair that stands for several, or None: then gradients must be materialized and added."""
+def combined(pairs: Sequence[Pair]) -> Pair | None:
+    """One rule for all uses of a weight; None if their gradients must be materialized and added."""
     linear = [(rule, g) for rule, g in pairs if isinstance(rule, Linear)]
     looked_up = [(rule, g) for rule, g in pairs if isinstance(rule, Embedding)]
     alike = len({rule.transposed for rule, _ in linear}) == 1
