@@ -2,9 +2,9 @@ import mpmath
 import pytest
 from scipy.stats import binom
 
-from epsilons.accounting.sums import batch_cap, cap_excess, pass_size, sum_remainder
+from epsilons.accounting.sums import batch_cap, delta_within_cap, pass_size, sum_remainder
 
-TAIL = mpmath.mpf(2) ** -80
+TAIL = mpmath.mpf(2) ** -120
 DRAWS = [  # n, sample rate: small, the paper's, very large, nearly all, hardly any
     (1, 0.5),
     (10, 0.3),
@@ -17,8 +17,9 @@ DRAWS = [  # n, sample rate: small, the paper's, very large, nearly all, hardly 
 ]
 
 
-def more_than(cap, n, rate):
-    """P[Bin(n, rate) > cap], summed with 60 digits from the largest term down."""
+def reached(cap, n, rate):
+    """P[Bin(n, rate) ≥ cap], summed with 60 digits from the largest term down."""
+    cap -= 1
     with mpmath.workdps(60):
         p = mpmath.mpf(rate)
         term = mpmath.binomial(n, cap + 1) * p ** (cap + 1) * (1 - p) ** (n - cap - 1)
@@ -32,22 +33,23 @@ def more_than(cap, n, rate):
 
 
 @pytest.mark.parametrize(("n", "rate"), DRAWS)
-def test_a_batch_exceeds_its_cap_with_probability_at_most_2_to_the_minus_80(n, rate):
-    assert more_than(batch_cap(n, rate), n, rate) <= TAIL
+def test_a_batch_reaches_its_cap_with_probability_at_most_2_to_the_minus_120(n, rate):
+    cap = batch_cap(n, rate)
+    assert cap == n or reached(cap, n, rate) <= TAIL
 
 
 @pytest.mark.parametrize(("n", "rate"), DRAWS)
 def test_no_smaller_cap_would_do(n, rate):
     cap = batch_cap(n, rate)
-    assert cap == 0 or more_than(cap - 1, n, rate) > TAIL
+    assert cap == 0 or reached(cap - 1, n, rate) > TAIL
 
 
 def test_the_oracle_agrees_with_scipy():
-    assert float(more_than(25, 60, 1 / 3)) == pytest.approx(binom.sf(25, 60, 1 / 3), rel=1e-12)
+    assert float(reached(26, 60, 1 / 3)) == pytest.approx(binom.sf(25, 60, 1 / 3), rel=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("n", "rate", "cap"), [(0, 0.5, 0), (7, 0.0, 0), (7, 1.0, 7), (1, 1e-30, 0)]
+    ("n", "rate", "cap"), [(0, 0.5, 0), (7, 0.0, 1), (7, 1.0, 7), (1, 1e-40, 1)]
 )
 def test_caps_at_the_edges(n, rate, cap):
     assert batch_cap(n, rate) == cap
@@ -67,9 +69,12 @@ def test_a_rate_that_is_no_probability_is_refused(rate):
         batch_cap(10, rate)
 
 
-def test_the_excess_is_that_of_all_steps_together():
-    assert cap_excess(0) == 0
-    assert cap_excess(2**20) == 2.0**-60
+def test_a_run_of_2_to_the_40_steps_pays_2_to_the_minus_80_of_its_delta():
+    for delta in (1e-3, 1e-5, 1e-12, 2.0**-79):
+        exact = mpmath.mpf(delta) - 2**40 * TAIL
+        assert exact * (1 - mpmath.mpf(2) ** -51) <= delta_within_cap(delta) <= exact
+    with pytest.raises(ValueError, match="expected more than 2⁻⁸⁰"):
+        delta_within_cap(2.0**-80)
 
 
 @pytest.mark.parametrize("cap", [1, 8, 1024, 1379, 16_384, 20_000, 10**6])
@@ -93,13 +98,25 @@ def test_the_remainder_is_at_most_1e_5_of_the_bound_for_16384_examples():
     assert sum_remainder(cap, 2.5) <= 1e-5 * 2.5
 
 
-def test_passes_take_a_multiple_of_8_and_more_than_is_expected():
+def test_passes_take_whole_vectors_and_about_two_deviations_more_than_is_expected():
     for expected in (*range(1, 3000), 4096, 16_384, 100_000, 0.5, 20.7):
-        size = pass_size(expected)
-        assert size % 8 == 0
-        assert expected + 2 * expected**0.5 <= size < expected + 2 * expected**0.5 + 8
+        size, room = pass_size(expected, cap=10**6), expected + 2 * expected**0.5
+        unit = 8 if room < 128 else 32
+        assert size % unit == 0
+        assert size == unit or abs(size - room) <= unit / 2
+
+
+def test_passes_are_no_larger_than_the_cap_needs():
+    for n in (1, 5, 8, 20, 90, 100, 1000):
+        assert pass_size(n, cap=n) == 8 * -(-n // 8)
+
+
+@pytest.mark.parametrize(("asked", "size"), [(1, 1), (7, 7), (8, 8), (100, 96), (2000, 1088)])
+def test_a_micro_batch_is_kept_to_whole_vectors(asked, size):
+    assert pass_size(1024, cap=1450, micro_batch=asked) == size
 
 
 def test_most_draws_fit_into_one_pass():
     for expected in (16, 64, 1024, 16_384):
-        assert binom.sf(pass_size(expected), 10**6, expected / 10**6) < 0.05
+        size = pass_size(expected, cap=10**6)
+        assert binom.sf(size, 10**6, expected / 10**6) < 0.05

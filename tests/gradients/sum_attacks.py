@@ -177,7 +177,7 @@ def rounding_attack(kind, count, digits=23):
 
 def pass_of(count):
     """The examples that one pass takes where so many are expected."""
-    return pass_size(count)
+    return pass_size(count, cap=2 * count + 64)
 
 
 class Kinked(nn.Module):

@@ -136,13 +136,8 @@ def test_the_check_leaves_model_and_generators_as_they_were():
         assert parameter.grad is None
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="the last rows of a pass may have other bits, for some records: the check puts few "
-    "records there, and misses a third of sigmoid networks of width 3 in passes of 16",
-)
 def test_rows_that_rarely_differ_are_found():
+    # With few records in the last rows, losses and norms alone missed a third of such networks.
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.Sigmoid(), nn.Linear(3, 2))
     if not sigmoid_depends_on_the_row():

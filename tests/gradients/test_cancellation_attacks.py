@@ -83,26 +83,18 @@ def test_a_batch_of_cancelling_examples_stays_within_the_bound_of_one(name):
         assert moved(model, sloped, (x, slope), extra, BOUND, micro_batch=size) <= charged(95)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="the norm of repeated ids is taken from a float32 sum, what is added from a float64 "
-    "one: 2³⁰ + 60 − 2³⁰ has norm 0 and adds 60",
-)
 def test_an_embedding_whose_positions_cancel_stays_within_its_bound():
+    # The norm was taken from a float32 sum and what is added from a float64 one: 2³⁰ + 60 − 2³⁰ had
+    # norm 0 and added 60 C.
     ids = torch.zeros(1, 3, dtype=torch.long)
     slopes = torch.tensor([2.0**30, 60.0, -(2.0**30)]).view(1, 3, 1)
     assert alone(nn.Embedding(64, 1), sloped, (ids, slopes)) <= charged(8)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="the product of look-up and map is summed over terms that cancel, and only the "
-    "squares of both are looked at to tell whether the norm did: 8 C",
-)
 def test_a_tied_weight_whose_positions_cancel_stays_within_its_bound():
-    # Positions that cancel in the map, to about what the look-up adds, and the other way.
+    # The product of look-up and map was summed over terms that cancel, and only the squares of both
+    # told whether the norm did: 8 C. Positions that cancel in the map, to about what the look-up
+    # adds, and the other way.
     def attack(seed):
         a = random(1, 32, seed=seed)
         logits = random(5, 1, seed=seed + 1) * 1e7 / a.norm()
@@ -121,13 +113,8 @@ def test_a_tied_weight_whose_positions_cancel_stays_within_its_bound():
         assert alone(nn.Embedding(256, 32), tied, batch, BOUND) <= charged(8)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="⟨ŵ, R⟩ is summed over pixels that cancel, with rounding as large as R: what is added "
-    "has another norm than the closed form says, up to 8 C",
-)
 def test_a_standardised_filter_whose_pixels_cancel_stays_within_its_bound():
+    # ⟨ŵ, R⟩ was summed over pixels that cancel, with rounding as large as R: 8 C.
     for seed in range(20):
         torch.manual_seed(seed)
         model = Standardised(64, 64, 1, bias=False)
@@ -138,14 +125,10 @@ def test_a_standardised_filter_whose_pixels_cancel_stays_within_its_bound():
         assert alone(model, sloped, (x[None], slope[None]), BOUND, 32) <= charged(32)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="⟨w, R⟩ is taken from outputs less their bias, which has rounded them: 1.03 C with "
-    "biases of 10⁵, 1.0002 C with 10³",
-)
 @pytest.mark.parametrize("bias", [1e3, 1e5])
 def test_a_standardised_filter_with_a_large_bias_stays_within_its_bound(bias):
+    # ⟨w, R⟩ was taken from outputs less their bias, which had rounded them: 1.03 C with biases of
+    # 10⁵.
     torch.manual_seed(0)
     model = Standardised(64, 64, 1)
     model.weight.data.normal_()
@@ -156,14 +139,10 @@ def test_a_standardised_filter_with_a_large_bias_stays_within_its_bound(bias):
         assert alone(model, sloped, (x[None], only_first_filter(64)), BOUND, 32) <= charged(32)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="filters far from mean 0 are standardised with rounding: their rows have a mean, which "
-    "the closed form leaves out: 1.0002 C at a mean of 100 deviations, 1.03 C at 10,000",
-)
 @pytest.mark.parametrize(("mean", "width"), [(1e2, 64), (1e4, 256)])
 def test_a_standardised_filter_with_a_large_mean_stays_within_its_bound(mean, width):
+    # Such filters are standardised with rounding. Their rows have a mean, which the closed form
+    # left out: 1.0002 C at a mean of 100 deviations, 1.03 C at 10,000.
     torch.manual_seed(0)
     model = Standardised(width, width, 1, bias=False)
     model.weight.data.normal_().add_(mean)
@@ -172,15 +151,11 @@ def test_a_standardised_filter_with_a_large_mean_stays_within_its_bound(mean, wi
         assert alone(model, sloped, (x[None], only_first_filter(width)), BOUND, 32) <= charged(32)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="products of positions can all be rounded to one side, by 1.5e-5 at 2048 numbers, and "
-    "cancellation down to the guard's 1 % multiplies that: 1.001 C",
-)
 def test_a_ghost_norm_rounded_to_one_side_stays_within_its_bound():
-    # Squares just below half of the first one's last bit are lost, mixed products just above it
-    # are rounded up; and the norm is what is left of their difference.
+    # Products of positions were all rounded to one side, by 1.5e-5 at 2048 numbers, and
+    # cancellation down to a hundredth multiplied that: 1.001 C. Squares just below half of the
+    # first one's last bit are lost, mixed products just above it are rounded up; and the norm is
+    # what is left of their difference.
     width, loss = 2048, 0.99
     a, g = torch.zeros(2, 1, 2, width)
     a[:, 0], a[:, 1] = 2.0**-12 * loss, 2.0**-11.5 * loss
@@ -191,14 +166,9 @@ def test_a_ghost_norm_rounded_to_one_side_stays_within_its_bound():
     assert alone(model, sloped, (a, g), BOUND, size=1) <= charged(1)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="‖a‖²‖g‖² is a product of float32 squares: that of g = 1e-22 is 0 where ‖a‖ is 1.7e19, "
-    "so the norm is 0, and 4 C are added where C is 4e-4 (any C < 1.7e-3 can be exceeded)",
-)
 @pytest.mark.parametrize("positions", [1, 2])
 def test_a_product_of_a_huge_and_a_tiny_factor_stays_within_its_bound(positions):
+    # In float32 the squared norm of g = 1e-22 is 0, and so was its product with ‖a‖² = 3e38: 4 C.
     width = 64
     a = torch.full((1, positions, width), 1.7e19 / width**0.5)
     g = torch.full((1, positions, width), 1e-22 / width**0.5)

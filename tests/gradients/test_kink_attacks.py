@@ -93,29 +93,21 @@ def test_a_row_further_down_has_the_same_bits_or_the_check_at_set_up_fails(name,
     assert found is None or not batch_invariant(*honest(found), size)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="rows whose address is no multiple of 16 bytes come out with other last bits in MKL: "
-    "one example more moves all others by a row, and the sum by half the batch",
-)
 @pytest.mark.parametrize("count", [1024, 4096, 16384])
 @pytest.mark.parametrize("name", BY_ADDRESS)
-def test_a_row_at_another_address_moves_padded_sums_by_no_more_than_the_bound(name, count):
+def test_a_row_at_another_address_stays_within_the_bound_or_the_check_finds_it(name, count):
+    # MKL gives rows other last bits whose address is no multiple of 16 bytes: one example more
+    # moves all others by a row, and the sum by 512 C. Then the run must say that it is not covered.
     size = pass_of(1024)
-    model, batch, extra = first_attack(BY_ADDRESS, name, count, size)
-    assert moved(model, sloped, batch, extra, micro_batch=size) <= charged(count)
+    model, batch, extra = found = first_attack(BY_ADDRESS, name, count, size)
+    within = moved(model, sloped, batch, extra, micro_batch=size) <= charged(count)
+    assert within or not batch_invariant(*honest(found), size)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="products of 9 pixels depend on their address (MKL), so the last bits of norms do, and "
-    "cancellation raises them to 1e-6: all others are clipped a little less, 1.013 C at 16,384",
-)
 @pytest.mark.parametrize("count", [1024, 16384])
 def test_a_norm_at_another_address_moves_padded_sums_by_no_more_than_the_bound(count):
-    # No kink is needed: every factor is one row's own, and they all grow when the rows move on.
+    # No kink is needed: every factor is one row's own, and they all grew when the rows moved on.
+    # Cancellation raised the last bits of ghost norms to 2e-6: 1.013 C at 16,384.
     size, bound = 272, 1e-3
     torch.manual_seed(4)
     model = nn.Conv2d(32, 32, 3, bias=False)
@@ -159,16 +151,12 @@ def test_the_check_at_set_up_finds_rows_that_depend_on_their_address(name, size)
     assert not batch_invariant(*honest(found), size)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="16·3 numbers are no whole number of pairs of vectors, and exp of the rest has other "
-    "bits: in every pass the last rows differ, and micro-batches have many passes",
-)
 @pytest.mark.parametrize("name", BY_VECTOR)
-def test_a_row_behind_the_last_vector_moves_padded_sums_by_no_more_than_the_bound(name):
-    model, batch, extra = first_attack({name: (BY_VECTOR[name], (3,))}, name, 1024, 16)
-    assert moved(model, sloped, batch, extra, micro_batch=16) <= charged(1024)
+def test_a_row_behind_the_last_vector_stays_within_the_bound_or_the_check_finds_it(name):
+    # 16·3 numbers are no whole number of vectors, and exp of the rest has other bits: 64 C.
+    model, batch, extra = found = first_attack({name: (BY_VECTOR[name], (3,))}, name, 1024, 16)
+    within = moved(model, sloped, batch, extra, micro_batch=16) <= charged(1024)
+    assert within or not batch_invariant(*honest(found), 16)
 
 
 @pytest.mark.parametrize("name", BY_VECTOR)

@@ -134,12 +134,12 @@ def sums_of_runs(monkeypatch):
     """A list of what every step of the runs to come hands over to its noise."""
     found = []
 
-    class Recorded(loop._Witnessed):
+    class Recorded(loop._RecordedNoise):
         def added_to(self, sums, std, divisor):
             found.append({name: total.clone() for name, total in sums.items()})
             return super().added_to(sums, std, divisor)
 
-    monkeypatch.setattr(loop, "_Witnessed", Recorded)
+    monkeypatch.setattr(loop, "_RecordedNoise", Recorded)
     return found
 
 

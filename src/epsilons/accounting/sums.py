@@ -79,14 +79,15 @@ def sum_remainder(cap: int, max_grad_norm: float) -> float:
 def pass_size(batch_size: float, cap: int, micro_batch: int | None = None) -> int:
     """How many examples every pass of a step takes: `micro_batch`, or room for most Poisson draws.
 
-    About two standard deviations above the expected size, if the cap is not below. A multiple of 8,
-    where that can be: kernels treat the rest after whole vectors in another way.
+    About two standard deviations above the expected size, if the cap is not below. A multiple of 8
+    or, where that costs little, 32: kernels treat the rest after whole vectors in another way.
 
     >>> pass_size(1024, 1450), pass_size(20, 20), pass_size(1024, 1450, micro_batch=100)
     (1088, 24, 96)
     """
-    usual = 8 * max(1, round((batch_size + 2 * math.sqrt(batch_size)) / 8))
-    size = min(usual, 8 * math.ceil(cap / 8))
+    room = batch_size + 2 * math.sqrt(batch_size)
+    unit = 8 if room < 128 else 32
+    size = min(unit * max(1, round(room / unit)), 8 * math.ceil(cap / 8))
     if micro_batch is None or micro_batch >= size:
         return size
     return micro_batch - micro_batch % 8 if micro_batch >= 8 else micro_batch

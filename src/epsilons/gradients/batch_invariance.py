@@ -1,70 +1,107 @@
 """Whether what an example adds to a sum depends, in its last bits, on the batch around it.
 
 Kernels may compute a row in other ways at other positions or in batches of another shape, and an
-activation that comes out one bit higher can switch a ReLU. Passes of one shape prevent it with all
-kernels known to us; here it is tried with the model at hand (`docs/sums.md`, assumption R).
+activation that comes out one bit higher can switch a ReLU. Passes of one shape prevent much of it;
+the rest is looked for with the model at hand (`docs/sums.md`, assumption R).
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from epsilons.gradients.clip_factors import clip_factors
 from epsilons.gradients.isolation import undisturbed
 from epsilons.gradients.norms import LossFn, backward_pass, example_count, examples, trainable
 from epsilons.gradients.random_loss import SEED, NoDropout, is_random
+from epsilons.gradients.trees import tensors_in
 
 ARRANGEMENTS = 4
+PROBES = 32  # forward passes more, in search of what differs for few records
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
+_PRIME = 1_000_003
 
 
 def batch_invariant(
-    model: nn.Module, loss_fn: LossFn, batch: Any, size: int, arrangements: int = ARRANGEMENTS
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    size: int,
+    *,
+    arrangements: int = ARRANGEMENTS,
+    probes: int = PROBES,
 ) -> bool:
     """Whether passes of `size` examples give each of them the same bits wherever it stands.
 
     The examples of `batch` fill passes in several arrangements: other positions, other companions.
-    Losses and norms of every one, and what the first adds to a sum, are compared bit for bit, with
-    dropout left out. False also if the loss is random in another way: then nothing can be compared.
+    Activations, output gradients and norms of every one, and what the first adds to a sum, are
+    compared bit for bit, with dropout left out. In `probes` more passes activations alone are.
+    False also if the loss is random in another way: then nothing can be compared.
     """
     parameters = trainable(model)
     device = next(iter(parameters.values())).device
-    batch = examples(batch, slice(0, size))
     count = example_count(batch)
     if not count:
         return True
-    found: list[_Bits] = []
+    chosen = _arranged(count, size)[:arrangements]
+    rows, norms, sums = [], [], []
     with undisturbed(model, device, SEED) as restore, NoDropout(device.type):
-        if is_random(model, loss_fn, batch, restore):
+        if is_random(model, loss_fn, examples(batch, slice(0, size)), restore):
             return False
-        for chosen in _arranged(count, size)[:arrangements]:
-            part = examples(batch, chosen.to(device))
-            accumulated, losses = backward_pass(model, loss_fn, part, parameters, keep=True)
-            norms, factors, finite = clip_factors(accumulated.squares, torch.ones_like(losses))
-            alone = torch.arange(size, device=device) == _last_of_first(chosen)
-            added = accumulated.clipped_sum(factors.where(alone, 0.0), finite)
-            found.append(_Bits(chosen, losses.cpu(), norms.cpu(), added))
+        for its in chosen:
+            part = examples(batch, its.to(device))
+            with _RowBits(part, size) as bits:
+                accumulated, _ = backward_pass(model, loss_fn, part, parameters, keep=True)
+            squares = accumulated.squares
+            found, factors, finite = clip_factors(squares, torch.ones_like(squares))
+            alone = torch.arange(size, device=device) == _last_of_first(its)
+            sums.append(accumulated.clipped_sum(factors.where(alone, 0.0), finite))
+            rows.append(bits.rows.cpu())
+            norms.append(found.cpu())
             restore()
-    return all(_agree(found[0], other) for other in found)
-
-
-class _Bits(NamedTuple):
-    """What came out of one pass over `chosen` (size,); `added` by the first example alone."""
-
-    chosen: Tensor
-    losses: Tensor
-    norms: Tensor
-    added: dict[str, Tensor]
+        probed, seen = _probed(model, loss_fn, batch, size, probes, restore)
+    return (
+        _agree(torch.cat(chosen), torch.cat(rows))
+        and _agree(torch.cat(chosen), torch.cat(norms).view(torch.int64))
+        and _agree(probed, seen)
+        and all(_same_bits(sums[0][name], other[name]) for other in sums for name in other)
+    )
 
 
 def _arranged(count: int, size: int) -> list[Tensor]:
-    """Ways to fill `size` rows with examples; all of them occur in the first."""
+    """Ways to fill `size` rows with examples."""
     rows = torch.arange(size)
     alone = torch.full((size,), count - 1)
     alone[-1] = 0
-    return [rows % count, rows.flip(0) % count, alone, rows // 2 % count]
+    backwards = rows.flip(0) % min(count, size)
+    return [rows % count, backwards, alone, rows // 2 % count]
+
+
+def _probed(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    size: int,
+    probes: int,
+    restore: Callable[[], None],
+) -> tuple[Tensor, Tensor]:
+    """Examples in random order, and the checksums of their activations."""
+    count = example_count(batch)
+    device = tensors_in(batch)[0].device
+    chosen, rows = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
+    for _ in range(probes):
+        chosen.append(torch.randint(count, (size,)))
+        part = examples(batch, chosen[-1].to(device))
+        with torch.enable_grad(), _RowBits(part, size) as bits:
+            loss_fn(model, part)
+        rows.append(bits.rows.cpu())
+        restore()
+    return torch.cat(chosen), torch.cat(rows)
 
 
 def _last_of_first(chosen: Tensor) -> int:
@@ -72,12 +109,50 @@ def _last_of_first(chosen: Tensor) -> int:
     return int((chosen == 0).nonzero()[-1])
 
 
-def _agree(reference: _Bits, other: _Bits) -> bool:
-    rows = zip((reference.losses, reference.norms), (other.losses, other.norms), strict=True)
-    same = all(_same_bits(known[other.chosen], found) for known, found in rows)
-    sums = zip(reference.added.values(), other.added.values(), strict=True)
-    return same and all(_same_bits(*pair) for pair in sums)
+def _agree(chosen: Tensor, bits: Tensor) -> bool:
+    """Whether an example that was chosen several times always had the same bits."""
+    order = chosen.argsort(stable=True)
+    again = chosen[order][1:] == chosen[order][:-1]
+    return torch.equal(bits[order][1:][again], bits[order][:-1][again])
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.view(torch.int64), other.view(torch.int64))
+
+
+class _RowBits(TorchFunctionMode):
+    """A checksum by row (size,) of all that a model computes from a batch, forward and backward."""
+
+    def __init__(self, batch: Any, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self._data = {id(t): weakref.ref(t) for t in tensors_in(batch)}
+        self.rows = torch.zeros(size, dtype=torch.int64, device=tensors_in(batch)[0].device)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if any(self._is_data(t) for t in tensors_in((args, kwargs))):
+            for tensor in tensors_in(out):
+                self._data[id(tensor)] = weakref.ref(tensor)
+                if tensor.is_floating_point() and tensor.shape[:1] == (self.size,):
+                    self._add(tensor)
+                    if tensor.requires_grad:
+                        tensor.register_hook(self._add)  # type: ignore[no-untyped-call]
+        return out
+
+    def _is_data(self, tensor: Tensor) -> bool:
+        known = self._data.get(id(tensor))
+        return known is not None and known() is tensor
+
+    def _add(self, tensor: Tensor) -> None:
+        with torch._C.DisableTorchFunction():
+            numbers = tensor.detach().reshape(self.size, -1)
+            bits = numbers.contiguous().view(_BITS[tensor.element_size()]).long()
+            weights = torch.arange(1, bits.shape[1] + 1, device=bits.device)
+            self.rows = self.rows * _PRIME + (bits * weights).sum(1)

@@ -9,7 +9,7 @@ examples are taken each time; what was not tested is not known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from epsilons.accounting.plan import Plan
-from epsilons.gradients.batch_invariance import ARRANGEMENTS, batch_invariant
+from epsilons.gradients.batch_invariance import batch_invariant
 from epsilons.gradients.isolation import items, undisturbed
 from epsilons.gradients.model_checks import GROUPED, check_model, expect_separate
 from epsilons.gradients.norms import LossFn, trainable
@@ -28,9 +28,10 @@ from epsilons.training.sampling import batch_of
 from epsilons.training.step import pass_sizes
 
 FETCHED = 32  # examples that are fetched twice
+COMPARED = 256  # examples whose bits are compared before training
 # In a trained network all losses may be near 0, where rounding is larger than a thousandth of them.
 _LEAST = 1e-4
-_FEW_ARRANGEMENTS = 2  # at a refresh: each is as dear as a pass
+_QUICKLY = {"arrangements": 2, "probes": 0}  # at a refresh: each is as dear as a pass
 _STRIDE = 7919  # from one refresh to the next other examples are looked at
 
 Collate = Callable[[list[Any]], Any]
@@ -52,7 +53,7 @@ def inspect_start(
     loss_fn: LossFn,
     data: Dataset[Any],
     *,
-    sizes: Iterable[int] = (),
+    sizes: Collection[int] = (),
     collate_fn: Collate = default_collate,
 ) -> Inspection:
     """Before training: `check_model` on some examples of `data`, and what `Inspection` says.
@@ -61,7 +62,9 @@ def inspect_start(
     """
     batch, random_data = _fetched(model, data, 0, GROUPED, collate_fn)
     learned = check_model(model, loss_fn, batch)
-    invariant = _invariant(model, loss_fn, batch, sizes, ARRANGEMENTS)
+    if sizes:
+        batch = _batch(model, data, _spread(len(data), COMPARED), 0, collate_fn)  # type: ignore[arg-type]
+    invariant = _invariant(model, loss_fn, batch, sizes)
     return Inspection(bool(learned.random_loss), random_data, invariant)
 
 
@@ -72,7 +75,7 @@ def inspect_refresh(
     step: int,
     *,
     most: int = GROUPED,
-    sizes: Iterable[int] = (),
+    sizes: Collection[int] = (),
     collate_fn: Collate = default_collate,
 ) -> Inspection:
     """The same at a refresh; `UnsupportedLayer` if a loss depends on others.
@@ -84,7 +87,7 @@ def inspect_refresh(
     grouped = max(2, min(GROUPED, most * 2 // 3))
     batch, random_data = _fetched(model, data, step + 1, grouped, collate_fn)
     random_loss = expect_separate(model, loss_fn, batch, least=_LEAST)
-    invariant = _invariant(model, loss_fn, batch, sizes, _FEW_ARRANGEMENTS)
+    invariant = _invariant(model, loss_fn, batch, sizes, **_QUICKLY)
     return Inspection(random_loss, random_data, invariant)
 
 
@@ -96,14 +99,14 @@ def steps_are_batch_invariant(
     For `Journal.create(…, batch_invariant=)` in a loop of your own; `micro_batch` as for the steps.
     False if the plan's sums are float32, or the loss is random in another way than by dropout.
     """
-    return _invariant(model, loss_fn, batch, pass_sizes(plan, micro_batch), ARRANGEMENTS)
+    return _invariant(model, loss_fn, batch, pass_sizes(plan, micro_batch))
 
 
 def _invariant(
-    model: nn.Module, loss_fn: LossFn, batch: Any, sizes: Iterable[int], arrangements: int
+    model: nn.Module, loss_fn: LossFn, batch: Any, sizes: Collection[int], **extent: int
 ) -> bool:
-    tested = [batch_invariant(model, loss_fn, batch, size, arrangements) for size in sizes]
-    return bool(tested) and all(tested)
+    tested = (batch_invariant(model, loss_fn, batch, size, **extent) for size in sizes)
+    return len(sizes) > 0 and all(tested)
 
 
 def _fetched(
@@ -111,18 +114,32 @@ def _fetched(
 ) -> tuple[Any, bool]:
     """A batch of `grouped` examples, and whether some come out differently a second time."""
     n = len(data)  # type: ignore[arg-type]
-    spread = np.linspace(0, n, min(n, FETCHED), endpoint=False).astype(int)
-    chosen = torch.from_numpy((spread + test * _STRIDE) % n)
+    chosen = (_spread(n, FETCHED) + test * _STRIDE) % n
     few = chosen[:: max(1, len(chosen) // grouped)][:grouped]
-    device = next(iter(trainable(model).values())).device
-    with undisturbed(model, device, test):
-        batch = to_device(batch_of(data, few, collate_fn), device)
-        if isinstance(data, TensorDataset) and collate_fn is default_collate:
-            return batch, False
+    batch = _batch(model, data, few, test, collate_fn)
+    if isinstance(data, TensorDataset) and collate_fn is default_collate:
+        return batch, False
+    with undisturbed(model, _device(model), test):
         # as a step fetches them, and as a pass over all does
         first = batch_of(data, chosen, collate_fn)
         second = collate_fn(items(data, chosen.tolist()))
     return batch, not _same(first, second)
+
+
+def _batch(
+    model: nn.Module, data: Dataset[Any], chosen: Tensor, test: int, collate_fn: Collate
+) -> Any:
+    with undisturbed(model, _device(model), test):
+        return to_device(batch_of(data, chosen, collate_fn), _device(model))
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(iter(trainable(model).values())).device
+
+
+def _spread(n: int, count: int) -> Tensor:
+    """At most `count` of n indices, evenly spread."""
+    return torch.from_numpy(np.linspace(0, n, min(n, count), endpoint=False).astype(int))
 
 
 def _same(one: Any, other: Any) -> bool:

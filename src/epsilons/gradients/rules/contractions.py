@@ -14,9 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from epsilons.gradients.clip_factors import widest_dtype
+
 Sizes = tuple[int, ...]
 
 _LONG, _PART = 2048, 1024  # up to so many numbers, one chain of sums errs by less than 1e-5
+_GRAM_PART = 128  # errs by less than 1e-6, even if all of it is rounded to one side
+CANCELLATION = 0.05  # the least share of Σ_t‖a_t‖²‖g_t‖² for which this is good enough
+_UNDERFLOW = 1e-33  # more than what float32 loses of a square, below its smallest number
 
 
 class Geometry(NamedTuple):
@@ -52,18 +57,39 @@ def summed_products(x: Tensor, y: Tensor) -> Tensor:
     Libraries sum small matrices in one chain, which in float32 loses digits: 1e-3 of a
     patch of 200,000 numbers, and its norm came out too small.
     """
+    return _in_parts(x, y, max(1, x.shape[2]) if x.shape[2] <= _LONG else _PART)
+
+
+def gram(rows: Tensor) -> Tensor:
+    """Products of all pairs of rows, (N, T, T) for rows (N, T, d)."""
+    return _in_parts(rows, rows, _GRAM_PART)
+
+
+def ghost_norms(data: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
+    """‖Σ_t g_t a_tᵀ‖² = Σ_st ⟨a_s, a_t⟩⟨g_s, g_t⟩ from two `gram`s, (N,), and where it cancels.
+
+    Rounded up by what products may lose that float32 can't hold. `grads` is overwritten.
+    """
+    wide = widest_dtype(data.device)
+    traces = sum(matrix.diagonal(dim1=1, dim2=2).sum(1, dtype=wide) for matrix in (data, grads))
+    products = grads.mul_(data)
+    squares = products.sum((1, 2)).to(wide) + _UNDERFLOW * data.shape[1] * traces
+    return squares, squares < CANCELLATION * products.diagonal(dim1=1, dim2=2).sum(1)
+
+
+def outer_norms(a: Tensor, g: Tensor) -> Tensor:
+    """‖g aᵀ‖² = ‖a‖²‖g‖² from the squared norms of rows a and g, (N,), rounded up likewise."""
+    wide = widest_dtype(a.device)
+    return (a.to(wide) + _UNDERFLOW) * (g.to(wide) + _UNDERFLOW)
+
+
+def _in_parts(x: Tensor, y: Tensor, size: int) -> Tensor:
     positions = x.shape[2]
-    size = max(1, positions) if positions <= _LONG else _PART
     total = torch.bmm(x[..., :size], y[..., :size].mT)
     for start in range(size, positions, size):
         part = slice(start, start + size)
         total += torch.bmm(x[..., part], y[..., part].mT)  # apart: not in one chain with the total
     return total
-
-
-def gram(rows: Tensor) -> Tensor:
-    """Products of all pairs of rows, (N, T, T) for rows (N, T, d)."""
-    return summed_products(rows, rows)
 
 
 def weight_gradient(source: Tensor, grads: Tensor, geometry: Geometry, groups: int) -> Tensor:

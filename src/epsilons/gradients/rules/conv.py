@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -21,13 +20,13 @@ from epsilons.gradients.rules.contractions import (
     Sizes,
     by_groups,
     by_patches,
+    ghost_norms,
     gram,
     patch_gram,
     shifted_gram,
     symmetric,
     weight_gradient,
 )
-from epsilons.gradients.rules.linear import CANCELLATION
 from epsilons.gradients.rules.registry import (
     GradientRule,
     chunks,
@@ -49,55 +48,9 @@ class Conv(GradientRule):
     `swapped` is the transposed convolution, where data and output gradient change roles.
     """
 
-    def __init__(
-        self,
-        data: Tensor,
-        geometry: Geometry,
-        bias: Tensor | None = None,
-        swapped: bool = False,
-    ) -> None:
+    def __init__(self, data: Tensor, geometry: Geometry, swapped: bool = False) -> None:
         super().__init__(data)
-        self.geometry, self.bias, self.swapped = geometry, bias, swapped
-        self.output: Tensor | None = None
-        self._version = 0
-
-    def keep(self, output: Tensor) -> None:
-        """Hold on to the output, examples first, for `filter_products`."""
-        if not self.materializes(output):
-            self.output, self._version = output, output._version
-
-    def rows(self, chosen: slice | Tensor) -> Self:
-        part = super().rows(chosen)
-        part.output = None if self.output is None else self.output[chosen]
-        return part
-
-    def filter_products(self, g: Tensor) -> tuple[Tensor, Tensor] | None:
-        """⟨weight_o, gradient_o⟩ and ⟨1, gradient_o⟩ by filter, (B, o) each, without the gradient.
-
-        ⟨w_o, Σ_t g_ot p_t⟩ = Σ_t g_ot y_ot with y the output less its bias, and likewise for a
-        filter of ones. None where the output wasn't kept or the gradient is materialized anyway.
-        """
-        source, grads, per_example = self._images(g)
-        whole = symmetric(source.shape, grads.shape, self.geometry) and self.geometry.groups == 1
-        if (
-            self.output is None
-            or self.swapped
-            or per_example > 1
-            or not whole
-            or self.materializes(g)
-        ):
-            return None
-        if self.output._version != self._version:  # an activation in place, after the layer
-            return None
-        flat = grads.flatten(2)
-        along = (flat * precise(self.output).flatten(0, 1).flatten(2)).sum(2)
-        if self.bias is not None:
-            along = along - flat.sum(2) * precise(self.bias)
-        kernel, stride, before, dilation, _ = self.geometry
-        convolve = (F.conv1d, F.conv2d, F.conv3d)[len(kernel) - 1]
-        ones = source.new_ones(1, 1, *kernel)
-        seen = convolve(source.sum(1, keepdim=True), ones, None, stride, before, dilation)
-        return along, torch.bmm(flat, seen.flatten(2).mT).squeeze(2)
+        self.geometry, self.swapped = geometry, swapped
 
     def _images(self, g: Tensor) -> tuple[Tensor, Tensor, int]:
         """Patch source and output gradients, (B·M, C, …) each, and the images M per example."""
@@ -143,9 +96,9 @@ class Conv(GradientRule):
             return square_norms(self.gradients(g))
         source, grads, _ = self._images(g)
         patches = shifted_gram if method == "shifted grams" else patch_gram
-        products = patches(source, grads, self.geometry).mul_(gram(grads.flatten(2).mT))
-        squares = products.sum((1, 2))
-        cancelled = squares < CANCELLATION * products.diagonal(dim1=1, dim2=2).sum(1)
+        squares, cancelled = ghost_norms(
+            patches(source, grads, self.geometry), gram(grads.flatten(2).mT)
+        )
         replace_cancelled(squares, cancelled, self, g)
         return squares
 
@@ -239,7 +192,7 @@ def conv(
         before = tuple(d * (k - 1) // 2 for d, k in zip(dilations, kernel, strict=True))
     else:
         before = sizes(0 if isinstance(padding, str) else padding, kernel)
-    yield weight, Conv(input, Geometry(kernel, strides, before, dilations, groups), bias)
+    yield weight, Conv(input, Geometry(kernel, strides, before, dilations, groups))
     if bias is not None:
         yield bias, ChannelBias()
 

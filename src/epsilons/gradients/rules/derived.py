@@ -20,8 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epsilons.gradients.rules.conv import Conv
-from epsilons.gradients.rules.linear import CANCELLATION
+from epsilons.gradients.rules.contractions import CANCELLATION
 from epsilons.gradients.rules.registry import GradientRule, chunks, square_norms
 
 if TYPE_CHECKING:
@@ -73,39 +72,26 @@ class Standardised:
     gain: Tensor  # (o, 1)
     gain_source: Weight | None = None
 
-    def products(self, rule: GradientRule, g: Tensor) -> tuple[Tensor, Tensor] | None:
-        """⟨ŵ_o, R_o⟩ and ⟨1, R_o⟩ without R, (B, o) each; None where R is materialized anyway."""
-        found = rule.filter_products(g) if isinstance(rule, Conv) else None
-        return None if found is None else (found[0] / self.factor.squeeze(1), found[1])
-
-    def closed_form(
-        self, rule: GradientRule, g: Tensor, products: tuple[Tensor, Tensor] | None
-    ) -> ClosedForm:
+    def closed_form(self, rule: GradientRule, g: Tensor) -> ClosedForm:
         """Squared norms of a rule's pulled-back gradients, and where they cancelled."""
         scale = (self.factor * self.rstd).squeeze(1)
-        if products is not None and isinstance(rule, Conv):
-            squares = rule.square_norms(g * scale.view(-1, *[1] * (g.dim() - 3)))
-        else:
-            each = [
-                self._by_filter(rule.rows(part).gradients(g[part]), products is None)
-                for part in chunks(len(g), 8 * self.rows.numel())
-            ]
-            by_filter, *sums = (torch.cat(columns) for columns in zip(*each, strict=True))
-            squares = (by_filter * scale.square()).sum(1)
-            products = products or (sums[0], sums[1])
-        along, totals = products
-        share = 2 - self.rows.square().mean(1)
-        lost = (totals.square() + share * along.square()) * scale.square()
+        each = [
+            self._by_filter(rule.rows(part).gradients(g[part]))
+            for part in chunks(len(g), 8 * self.rows.numel())
+        ]
+        by_filter, along, totals = (torch.cat(columns) for columns in zip(*each, strict=True))
+        squares = (by_filter * scale.square()).sum(1)
+        share, mean = 2 - self.rows.square().mean(1), self.rows.mean(1)
+        lost = totals.square() + share * along.square() - 2 * mean * along * totals
+        lost = lost * scale.square()
         kept = squares - lost.sum(1) / self.rows.shape[1]
         gain = (self.gain.squeeze(1) * along).square().sum(1)
         cancelled = ~(kept >= CANCELLATION * squares)
         return ClosedForm(self, kept + gain, cancelled, along, totals)
 
-    def _by_filter(self, r: Tensor, with_sums: bool) -> tuple[Tensor, ...]:
-        """‖R_o‖², and if asked ⟨ŵ_o, R_o⟩ and ⟨1, R_o⟩, (B, o) each."""
+    def _by_filter(self, r: Tensor) -> tuple[Tensor, ...]:
+        """‖R_o‖², ⟨ŵ_o, R_o⟩ and ⟨1, R_o⟩, (B, o) each."""
         squares = square_norms(r.flatten(0, 1)).view(r.shape[:2])
-        if not with_sums:
-            return (squares,)
         entries = tuple(range(2, r.dim()))
         return squares, (r * self.rows.view(r.shape[1:])).sum(entries), r.sum(entries)
 

@@ -12,8 +12,6 @@ from torch import Tensor
 from epsilons.gradients.clip_factors import widest_dtype
 from epsilons.gradients.rules.registry import GradientRule, UnsupportedLayer, norm_rule, precise
 
-_LONG = 128  # positions that may all have one id: more equal numbers are summed in float64
-
 
 class Embedding(GradientRule):
     """Rows looked up by id: gradient row v = Σ g_t over positions t with id v; data: (B, …) ids."""
@@ -41,12 +39,10 @@ class Embedding(GradientRule):
 
     def square_norms(self, g: Tensor) -> Tensor:
         ids, g = self.positions(g)
-        kind = g.dtype
-        if ids.shape[1] > _LONG:
-            g = g.to(widest_dtype(g.device))
-        keys, rows = self._rows_of_ids(ids, g)
+        # positions of one id may cancel: their sum is to be the one that is added
+        keys, rows = self._rows_of_ids(ids, g.to(widest_dtype(g.device)))
         squares = rows.new_zeros(len(g))
-        return squares.index_add_(0, keys // self.vocabulary, rows.square().sum(1)).to(kind)
+        return squares.index_add_(0, keys // self.vocabulary, rows.square().sum(1))
 
     def _rows_of_ids(self, ids: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         """The rows of an example's gradient that aren't zero, (rows, d), and example·V + id."""

@@ -8,7 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epsilons.gradients.rules.contractions import gram, summed_products
+from epsilons.gradients.rules.contractions import (
+    ghost_norms,
+    gram,
+    outer_norms,
+    summed_products,
+)
 from epsilons.gradients.rules.registry import (
     GradientRule,
     chunks,
@@ -20,7 +25,6 @@ from epsilons.gradients.rules.registry import (
 )
 
 _FEW = 2**18  # numbers that are materialized sooner than a ghost norm's calls are made
-CANCELLATION = 1e-2  # below this share of Σ_t‖a_t‖²‖g_t‖², a float32 Gram form errs above 1e-5
 
 
 class Linear(GradientRule):
@@ -50,7 +54,7 @@ class Linear(GradientRule):
     def square_norms(self, g: Tensor) -> Tensor:
         assert self.data is not None
         if g.numel() == g.shape[0] * g.shape[-1]:  # one position
-            return square_norms(precise(self.data)) * square_norms(precise(g))
+            return outer_norms(square_norms(precise(self.data)), square_norms(precise(g)))
         a, g = self.operands(g)
         materializes = _materializes(a, g)
         each = 4 * a.shape[2] * g.shape[2] if materializes else 8 * a.shape[1] ** 2
@@ -93,9 +97,7 @@ def _materialized(a: Tensor, g: Tensor) -> Tensor:
 
 
 def _ghost(a: Tensor, g: Tensor) -> Tensor:
-    products = gram(a).mul_(gram(g))
-    squares = products.sum((1, 2))
-    cancelled = squares < CANCELLATION * products.diagonal(dim1=1, dim2=2).sum(1)
+    squares, cancelled = ghost_norms(gram(a), gram(g))
     replace_cancelled(squares, cancelled, Linear(a), g)
     return squares
 

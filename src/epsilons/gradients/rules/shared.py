@@ -8,8 +8,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from epsilons.gradients.rules.contractions import CANCELLATION
 from epsilons.gradients.rules.embedding import Embedding
-from epsilons.gradients.rules.linear import CANCELLATION, Linear
+from epsilons.gradients.rules.linear import Linear
 from epsilons.gradients.rules.registry import GradientRule, materialized_sum, replace_cancelled
 
 Pair = tuple[GradientRule, Tensor]  # a rule and the output gradient it is to be applied to
@@ -65,8 +66,10 @@ class Tied(GradientRule):
         a, q = linear.operands(q)
         logits = q.gather(2, ids.unsqueeze(1).expand(-1, q.shape[1], -1))  # q_s[id_t]: (B, S, T)
         apart = table.square_norms(its) + linear.square_norms(self.mapped[1])
-        squares = apart + 2 * (logits * torch.bmm(a, g.mT)).sum((1, 2))
-        replace_cancelled(squares, squares < CANCELLATION * apart, self, its)
+        mixed = logits * torch.bmm(a, g.mT)
+        squares = apart + 2 * mixed.sum((1, 2))
+        cancelled = squares < CANCELLATION * (apart + 2 * mixed.abs().sum((1, 2)))
+        replace_cancelled(squares, cancelled, self, its)
         return squares
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
