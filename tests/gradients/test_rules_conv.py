@@ -206,7 +206,7 @@ def test_a_standardised_filter_is_told_from_gradients_that_repeat_in_memory(dim)
 
 def _check_by_filter(r):
     rows, ones = torch.randn(3, 40), torch.ones(3, 1)
-    found = Standardised(None, rows, ones, ones, ones)._by_filter(r, with_sums=True)
+    found = Standardised(None, rows, ones, ones, ones)._by_filter(r)
     flat = r.reshape(2, 3, 40)
     expected = flat.square().sum(2), (flat * rows).sum(2), flat.sum(2)
     for one, other in zip(found, expected, strict=True):

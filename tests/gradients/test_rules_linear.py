@@ -80,5 +80,6 @@ def test_rules_for_some_rows_are_those_of_the_rows():
         bias.rows(some).weighted_sum(g[some], factors[some]), factors[some] @ g[some]
     )
     torch.testing.assert_close(
-        rule.rows(some).square_norms(g[some]), a[some].square().sum(1) * g[some].square().sum(1)
+        rule.rows(some).square_norms(g[some]).float(),
+        a[some].square().sum(1) * g[some].square().sum(1),
     )

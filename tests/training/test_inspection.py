@@ -86,7 +86,7 @@ def test_data_that_draw_nothing_stay_exact(tmp_path, steps):
 
 
 def test_augmentation_that_begins_later_is_on_record_from_the_next_refresh_on(tmp_path):
-    run, _ = trained(tmp_path / "run", plan(), train=Augmented(since=400))
+    run, _ = trained(tmp_path / "run", plan(), train=Augmented(since=460))
     assert not run.journal.opening["random_data"]
     (found,) = run.journal._chain.entries("random")
     assert found.facts == {"what": "data", "step": 4}
@@ -191,7 +191,7 @@ def test_a_loss_that_mixes_later_stops_the_run_and_its_figures_are_refused(tmp_p
 
     def later(model, batch):
         calls.append(len(batch[1]))
-        return (LOSS if len(calls) < 60 else by_class_counts)(model, batch)
+        return (LOSS if len(calls) < 120 else by_class_counts)(model, batch)
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(UnsupportedLayer, match="by themselves"):

@@ -17,22 +17,21 @@ from epsilons.training import fit, inspection, loop, step, steps_are_batch_invar
 
 
 class LastRowsDiffer(nn.Module):
-    """Rows in the second half of a batch come out one bit higher, from a given call on."""
+    """Rows in the second half of a batch come out one bit higher, once `differs` is set."""
 
-    def __init__(self, since=0):
+    def __init__(self, differs=True):
         super().__init__()
-        self.linear, self.calls, self.since = nn.Linear(4, 3), 0, since
+        self.linear, self.differs = nn.Linear(4, 3), differs
 
     def forward(self, x):
-        self.calls += 1
-        later = (torch.arange(len(x)) >= len(x) // 2).unsqueeze(1) & (self.calls > self.since)
+        later = (torch.arange(len(x)) >= len(x) // 2).unsqueeze(1) & self.differs
         y = self.linear(x)
         return torch.where(later, torch.nextafter(y, torch.tensor(torch.inf)), y)
 
 
-def run_of(model, out, the_plan):
+def run_of(model, out, the_plan, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    return fit(model, optimizer, LOSS, data(), the_plan, out=out, seed=3)
+    return fit(model, optimizer, LOSS, data(), the_plan, out=out, seed=3, **options)
 
 
 def said_about(run):
@@ -71,12 +70,15 @@ def test_bits_that_depend_on_the_batch_only_later_are_found_at_a_refresh(tmp_pat
     seen = []
     tested = inspection.batch_invariant
 
-    def noted(*arguments):
-        seen.append(tested(*arguments))
+    def noted(*arguments, **extent):
+        seen.append(tested(*arguments, **extent))
         return seen[-1]
 
+    def from_now_on(step):
+        step.model.differs = True
+
     monkeypatch.setattr(inspection, "batch_invariant", noted)
-    run = run_of(LastRowsDiffer(since=40), tmp_path / "run", plan())
+    run = run_of(LastRowsDiffer(False), tmp_path / "run", plan(), on_step=from_now_on)
     assert seen[0]
     assert seen.count(False) == 1, "once it is on record it need not be tested again"
     assert seen[-1] is False

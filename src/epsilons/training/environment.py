@@ -6,6 +6,7 @@ the same noise and different sums would reveal their difference.
 
 from __future__ import annotations
 
+import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
@@ -45,6 +46,7 @@ def environment(where: torch.device) -> dict[str, str]:
         "device": f"{where} {device}",
         "threads": str(torch.get_num_threads()),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "reproducible products": os.environ.get("MKL_CBWR", ""),
         "precision": torch.get_float32_matmul_precision(),
         "boot": _BOOT.read_text().strip() if _BOOT.exists() else platform.node(),
     }

@@ -19,7 +19,7 @@ from epsilons.gradients.clip_factors import widest_dtype
 Sizes = tuple[int, ...]
 
 _LONG, _PART = 2048, 1024  # up to so many numbers, one chain of sums errs by less than 1e-5
-_GRAM_PART = 128  # errs by less than 1e-6, even if all of it is rounded to one side
+_GRAM_PART = 128  # errs by less than 4e-6, even if all of it is rounded to one side
 CANCELLATION = 0.05  # the least share of Σ_t‖a_t‖²‖g_t‖² for which this is good enough
 _UNDERFLOW = 1e-33  # more than what float32 loses of a square, below its smallest number
 
@@ -62,7 +62,7 @@ def summed_products(x: Tensor, y: Tensor) -> Tensor:
 
 def gram(rows: Tensor) -> Tensor:
     """Products of all pairs of rows, (N, T, T) for rows (N, T, d)."""
-    return _in_parts(rows, rows, _GRAM_PART)
+    return _in_parts(rows, rows, max(_GRAM_PART, math.isqrt(rows.shape[2])))
 
 
 def ghost_norms(data: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
