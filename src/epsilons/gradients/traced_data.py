@@ -22,6 +22,12 @@ from epsilons.gradients.trees import tensors_in
 # A tensor, its batch dimension, and whether that is presumed.
 Known = tuple["weakref.ref[Tensor]", BatchDim | None, bool]
 
+# Batch dimensions of an operation's outputs, by shape: finding them takes longer than many an
+# operation does.
+_cache: dict[Any, dict[torch.Size, BatchDim | None]] = {}
+_MOST = 2**14  # entries: batches vary in size
+_PLAIN = frozenset({int, float, bool, str, type(None), torch.device, torch.dtype})
+
 
 class PresumedWrongly(Exception):
     """A tensor taken for one row per example, because of its size, was something else."""
@@ -93,11 +99,38 @@ class TracedData:
         presumed: bool,
     ) -> None:
         """Take for data what comes out of an operation on data alone."""
-        found: dict[torch.Size, BatchDim | None] = {}
-        for part in tensors_in(out):
-            if part.shape not in found:
-                found[part.shape] = output_batch_dim(func, args, kwargs, inputs, part, self.count)
+        parts = [out] if isinstance(out, Tensor) else tensors_in(out)
+        key = None if presumed else self._cache_key(func, args, kwargs, parts)
+        found = None if key is None else _cache.get(key)
+        if found is None:
+            by_shape = {part.shape: part for part in parts}  # chunks are many and alike
+            found = {
+                shape: output_batch_dim(func, args, kwargs, inputs, part, self.count)
+                for shape, part in by_shape.items()
+            }
+            if key is not None:
+                if len(_cache) >= _MOST:
+                    _cache.clear()
+                _cache[key] = found
+        for part in parts:
             self.mark(part, found[part.shape], presumed)
+
+    def _cache_key(self, func: Any, args: Any, kwargs: Any, parts: Sequence[Tensor]) -> Any:
+        """An operation as far as batch dimensions depend on it; None where they may on more."""
+        if func is torch.Tensor.__getitem__ and isinstance(args[1], Tensor):
+            return None  # where an index of tensors leads depends on its numbers
+        key = [func, self.count, tuple(part.shape for part in parts), tuple(kwargs)]
+        for arg in (*args, *kwargs.values()):
+            if isinstance(arg, Tensor):
+                known = self._known.get(id(arg))
+                if known is None or known[2] or known[0]() is not arg:
+                    return None
+                key += arg.shape, known[1]
+            elif type(arg) in _PLAIN:
+                key.append(arg)
+            else:
+                return None
+        return tuple(key)
 
     def assign(self, target: Tensor, index: Any, value: Any) -> None:
         """target[index] = value, which makes data of the target."""
