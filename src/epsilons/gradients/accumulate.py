@@ -136,8 +136,9 @@ class Accumulator:
         if not isinstance(derivation, Standardised) or len(group.uses) > 1 or self.coarse:
             return
         assert use.g is not None
+        products = derivation.products(use.rule, use.g)
         self._materialize_if_small(use)
-        group.closed_form = derivation.closed_form(use.rule, use.g)
+        group.closed_form = derivation.closed_form(use.rule, use.g, products)
         squares, cancelled = group.closed_form.squares, group.closed_form.cancelled
         self.squares += squares.where(~cancelled, 0.0)
 

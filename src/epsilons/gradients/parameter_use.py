@@ -11,6 +11,8 @@ from torch import Tensor
 from epsilons.gradients.batch_dim.dims import BatchDim, examples_first
 from epsilons.gradients.operations import ELEMENTWISE
 from epsilons.gradients.rules import RULES, GradientRule
+from epsilons.gradients.rules.conv import Conv
+from epsilons.gradients.rules.derived import Standardised
 from epsilons.gradients.rules.fallback import fallback
 from epsilons.gradients.trees import swapped, tensors_in
 from epsilons.gradients.weights import Weight
@@ -56,7 +58,11 @@ def parameter_uses(
             for tensor in used.values()
         ]
     name = getattr(func, "__name__", str(func))
-    return [ParameterUse(weights[id(tensor)], rule, name) for tensor, rule in rules]
+    uses = [ParameterUse(weights[id(tensor)], rule, name) for tensor, rule in rules]
+    for use in uses:
+        if isinstance(use.rule, Conv) and isinstance(use.weight.derivation, Standardised):
+            use.rule.keep(examples_first(out.detach(), batch_dim, count))
+    return uses
 
 
 def _registered(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -48,9 +49,56 @@ class Conv(GradientRule):
     `swapped` is the transposed convolution, where data and output gradient change roles.
     """
 
-    def __init__(self, data: Tensor, geometry: Geometry, swapped: bool = False) -> None:
+    def __init__(
+        self,
+        data: Tensor,
+        geometry: Geometry,
+        bias: Tensor | None = None,
+        swapped: bool = False,
+    ) -> None:
         super().__init__(data)
-        self.geometry, self.swapped = geometry, swapped
+        self.geometry, self.bias, self.swapped = geometry, bias, swapped
+        self.output: Tensor | None = None
+        self._version = 0
+
+    def keep(self, output: Tensor) -> None:
+        """Hold on to the output, examples first, for `filter_products`."""
+        if not self.materializes(output):
+            self.output, self._version = output, output._version
+
+    def rows(self, chosen: slice | Tensor) -> Self:
+        part = super().rows(chosen)
+        part.output = None if self.output is None else self.output[chosen]
+        return part
+
+    def filter_products(self, g: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """⟨weight_o, R_o⟩ and ⟨1, R_o⟩ by filter, (B, o) each, without the gradient R.
+
+        ⟨w_o, Σ_t g_ot p_t⟩ = Σ_t g_ot y_ot with y the output less its bias b, and likewise for a
+        filter of ones. With filters of these `lengths` (o,), their rounding is relative to
+        Σ_t |g_ot|(‖p_t‖ + |b_o|/‖w_o‖), which comes last. None where the output wasn't kept, or R
+        is materialized anyway.
+        """
+        source, grads, per_example = self._images(g)
+        whole = symmetric(source.shape, grads.shape, self.geometry) and self.geometry.groups == 1
+        if self.output is None or self.swapped or per_example > 1 or not whole:
+            return None
+        if self.materializes(g) or self.output._version != self._version:
+            return None  # the version: an activation in place, after the layer
+        flat = grads.flatten(2)
+        along = (flat * precise(self.output).flatten(0, 1).flatten(2)).sum(2)
+        size = flat.abs()
+        shares = size.new_zeros(1) if self.bias is None else precise(self.bias).abs() / lengths
+        if self.bias is not None:
+            along = along - flat.sum(2) * precise(self.bias)
+        both = torch.stack([source.sum(1), source.square().sum(1)], 1).flatten(0, 1).unsqueeze(1)
+        kernel, stride, before, dilation, _ = self.geometry
+        convolve = (F.conv1d, F.conv2d, F.conv3d)[len(kernel) - 1]
+        seen = convolve(both, source.new_ones(1, 1, *kernel), None, stride, before, dilation)
+        sums, squares = seen.reshape(len(flat), 2, -1).unbind(1)
+        totals = torch.bmm(flat, sums.unsqueeze(2)).squeeze(2)
+        terms = torch.bmm(size, squares.sqrt().unsqueeze(2)).squeeze(2) + shares * size.sum(2)
+        return along, totals, terms
 
     def _images(self, g: Tensor) -> tuple[Tensor, Tensor, int]:
         """Patch source and output gradients, (B·M, C, …) each, and the images M per example."""
@@ -192,7 +240,7 @@ def conv(
         before = tuple(d * (k - 1) // 2 for d, k in zip(dilations, kernel, strict=True))
     else:
         before = sizes(0 if isinstance(padding, str) else padding, kernel)
-    yield weight, Conv(input, Geometry(kernel, strides, before, dilations, groups))
+    yield weight, Conv(input, Geometry(kernel, strides, before, dilations, groups), bias)
     if bias is not None:
         yield bias, ChannelBias()
 

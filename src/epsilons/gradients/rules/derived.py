@@ -21,10 +21,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from epsilons.gradients.rules.contractions import CANCELLATION
+from epsilons.gradients.rules.conv import Conv
 from epsilons.gradients.rules.registry import GradientRule, chunks, square_norms
 
 if TYPE_CHECKING:
     from epsilons.gradients.weights import Weight
+
+
+Products = tuple[Tensor, Tensor, Tensor]
+_LARGEST = 20.0  # times the gradient: terms of sums whose rounding doesn't show in its norm
 
 
 @dataclass(frozen=True)
@@ -72,21 +77,37 @@ class Standardised:
     gain: Tensor  # (o, 1)
     gain_source: Weight | None = None
 
-    def closed_form(self, rule: GradientRule, g: Tensor) -> ClosedForm:
+    def products(self, rule: GradientRule, g: Tensor) -> Products | None:
+        """⟨ŵ_o, R_o⟩, ⟨1, R_o⟩ and what their rounding is relative to, without R: (B, o) each.
+
+        None where R is materialized anyway.
+        """
+        factor = self.factor.squeeze(1)
+        lengths = factor.abs() * self.rows.shape[1] ** 0.5
+        found = rule.filter_products(g, lengths) if isinstance(rule, Conv) else None
+        return None if found is None else (found[0] / factor, *found[1:])
+
+    def closed_form(self, rule: GradientRule, g: Tensor, products: Products | None) -> ClosedForm:
         """Squared norms of a rule's pulled-back gradients, and where they cancelled."""
         scale = (self.factor * self.rstd).squeeze(1)
-        each = [
-            self._by_filter(rule.rows(part).gradients(g[part]))
-            for part in chunks(len(g), 8 * self.rows.numel())
-        ]
-        by_filter, along, totals = (torch.cat(columns) for columns in zip(*each, strict=True))
-        squares = (by_filter * scale.square()).sum(1)
+        if products is not None and isinstance(rule, Conv):
+            along, totals, size = products
+            squares = rule.square_norms(g * scale.view(-1, *[1] * (g.dim() - 3)))
+        else:
+            each = [
+                self._by_filter(rule.rows(part).gradients(g[part]))
+                for part in chunks(len(g), 8 * self.rows.numel())
+            ]
+            by_filter, along, totals = (torch.cat(columns) for columns in zip(*each, strict=True))
+            squares = (by_filter * scale.square()).sum(1)
+            size = torch.zeros_like(along)
         share, mean = 2 - self.rows.square().mean(1), self.rows.mean(1)
         lost = totals.square() + share * along.square() - 2 * mean * along * totals
         lost = lost * scale.square()
         kept = squares - lost.sum(1) / self.rows.shape[1]
         gain = (self.gain.squeeze(1) * along).square().sum(1)
-        cancelled = ~(kept >= CANCELLATION * squares)
+        rounded = (size * scale).square().sum(1) > _LARGEST**2 * kept
+        cancelled = ~(kept >= CANCELLATION * squares) | rounded
         return ClosedForm(self, kept + gain, cancelled, along, totals)
 
     def _by_filter(self, r: Tensor) -> tuple[Tensor, ...]:

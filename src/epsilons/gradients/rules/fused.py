@@ -187,7 +187,8 @@ def _conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    if isinstance(padding, str) or not _applies(tracer, input, weight, bias) or input.dim() != 4:
+    plain = not isinstance(padding, str) and not tracer.weights.has_closed_form(weight)
+    if not plain or not _applies(tracer, input, weight, bias) or input.dim() != 4:
         return NotImplemented
     geometry = _geometry(
         weight.shape[2:], _hashed(stride), _hashed(padding), _hashed(dilation), groups
