@@ -6,7 +6,8 @@ the ratio of the least times. Peers slower than five times plain run in one or t
 draws secure noise, the peers draw torch's. The parts, chosen by `--what`:
 
     norms    every example's gradient norm ÷ forward and backward pass
-    step     private step ÷ step of SGD
+    step     private step ÷ step of SGD; by default with float64 sums, in a pass that is padded to
+             a little more than the batch; full: padded to nothing; float32: with float32 sums
     launch   both with tiny tensors, a batch of two and one thread: the number of calls counts and
              not the work, as on a GPU
     memory   high-water mark of tensor bytes that a norm pass or a step adds ÷ the plain one's
@@ -162,7 +163,15 @@ def repeated(method: Method, batches: int, model: nn.Module, x: Tensor, y: Tenso
     return run
 
 
-def our_step(model: nn.Module, x: Tensor, y: Tensor, *, noise: Any = None, **settings: Any) -> Call:
+def our_step(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    noise: Any = None,
+    micro_batch: int | None = None,
+    **settings: Any,
+) -> Call:
     """Our private step, with the plan's other `settings`."""
     optimizer, noise = sgd(model), noise or SecureNoise()
     plan = Plan(
@@ -171,13 +180,24 @@ def our_step(model: nn.Module, x: Tensor, y: Tensor, *, noise: Any = None, **set
     )  # fmt: skip
 
     def run() -> None:
-        private_step(model, optimizer, loss_fn, (x, y), plan, noise=noise)
+        private_step(model, optimizer, loss_fn, (x, y), plan, noise=noise, micro_batch=micro_batch)
 
     return run
 
 
+def our_full_step(model: nn.Module, x: Tensor, y: Tensor) -> Call:
+    """The same in one pass of just the batch's size: what padding costs is left out."""
+    return our_step(model, x, y, micro_batch=len(x))
+
+
 # A method whose name does not begin with epsilons is a peer.
-STEPS: dict[str, Method] = {"plain": plain_step, "epsilons": our_step, **peers.STEPS}
+STEPS: dict[str, Method] = {
+    "plain": plain_step,
+    "epsilons": our_step,
+    "epsilons-full": our_full_step,
+    "epsilons-float32": partial(our_step, sums="float32"),
+    **peers.STEPS,
+}
 
 
 def norm_passes(batches: int) -> dict[str, Method]:
