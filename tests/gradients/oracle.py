@@ -58,7 +58,7 @@ def norms_of(gradients):
 
 
 def clipped(gradients, bounds):
-    factors = (bounds / (norms_of(gradients) * (1 + 2e-5))).clamp(max=1)
+    factors = (bounds / (norms_of(gradients) * (1 + 1e-4))).clamp(max=1)
     return {name: torch.tensordot(factors, g, dims=1) for name, g in gradients.items()}
 
 

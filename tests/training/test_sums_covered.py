@@ -137,3 +137,36 @@ def test_steps_of_an_exact_run_take_passes_of_the_shape_of_their_refresh(
     run, _ = trained(tmp_path / "run", exact, micro_batch=micro_batch)
     assert run.epsilons().kind == "exact"
     assert sizes == {{None: 32, 4: 4, 20: 16}[micro_batch]}
+
+
+def test_a_resumed_run_tests_its_bits_again(tmp_path, monkeypatch):
+    """Machine, threads or passes may be others than those that were tested."""
+    sizes = []
+    tested = inspection.batch_invariant
+
+    def noted(model, loss_fn, batch, size, **extent):
+        sizes.append(size)
+        return size != 4 and tested(model, loss_fn, batch, size, **extent)
+
+    def stop(step):
+        if step.number == 5:
+            raise OSError("enough")
+
+    monkeypatch.setattr(inspection, "batch_invariant", noted)
+    with pytest.raises(OSError, match="enough"):
+        trained(tmp_path / "run", plan(refresh_every=100), on_step=stop)
+    assert Run.open(tmp_path / "run").journal.sums_covered
+    run, _ = trained(tmp_path / "run", plan(refresh_every=100), micro_batch=4, resume=True)
+    assert sizes[-1] == 4
+    assert not run.journal.sums_covered
+
+
+def test_batches_whose_shape_depends_on_who_is_in_them_are_not_covered():
+    def padded(examples):
+        longest = max(len(x) for x, _ in examples)
+        x = torch.stack([torch.cat([x, x.new_zeros(longest - len(x))]) for x, _ in examples])
+        return x, torch.stack([y for _, y in examples])
+
+    words = [(torch.ones(3 + k % 2), torch.tensor(0)) for k in range(20)]
+    model = nn.Sequential(nn.AdaptiveAvgPool1d(4), nn.Linear(4, 3))
+    assert not inspection.bits_agree(model, LOSS, words, {8}, collate_fn=padded)

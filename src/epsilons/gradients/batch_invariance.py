@@ -50,8 +50,8 @@ def batch_invariant(
         return True
     chosen = _arranged(count, size)[:arrangements]
     rows, norms, sums = [], [], []
-    with undisturbed(model, device, SEED) as restore, NoDropout(device.type):
-        if is_random(model, loss_fn, examples(batch, slice(0, size)), restore):
+    with undisturbed(model, device, SEED) as restore, NoDropout(device.type, size):
+        if is_random(model, loss_fn, examples(batch, chosen[0].to(device)), restore):
             return False
         for its in chosen:
             part = examples(batch, its.to(device))
@@ -121,7 +121,10 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 class _RowBits(TorchFunctionMode):
-    """A checksum by row (size,) of all that a model computes from a batch, forward and backward."""
+    """A checksum by example (size,) of what a model computes from a batch, forward and backward.
+
+    Of all floating-point results that have the examples along a dimension of their own.
+    """
 
     def __init__(self, batch: Any, size: int) -> None:
         super().__init__()
@@ -140,7 +143,7 @@ class _RowBits(TorchFunctionMode):
         if any(self._is_data(t) for t in tensors_in((args, kwargs))):
             for tensor in tensors_in(out):
                 self._data[id(tensor)] = weakref.ref(tensor)
-                if tensor.is_floating_point() and tensor.shape[:1] == (self.size,):
+                if tensor.is_floating_point() and self.size in tensor.shape:
                     self._add(tensor)
                     if tensor.requires_grad:
                         tensor.register_hook(self._add)  # type: ignore[no-untyped-call]
@@ -152,7 +155,8 @@ class _RowBits(TorchFunctionMode):
 
     def _add(self, tensor: Tensor) -> None:
         with torch._C.DisableTorchFunction():
-            numbers = tensor.detach().reshape(self.size, -1)
-            bits = numbers.contiguous().view(_BITS[tensor.element_size()]).long()
+            rows = tensor.detach().movedim(tensor.shape.index(self.size), 0)
+            numbers = rows.reshape(self.size, -1).contiguous()
+            bits = numbers.view(_BITS[tensor.element_size()]).long()
             weights = torch.arange(1, bits.shape[1] + 1, device=bits.device)
             self.rows = self.rows * _PRIME + (bits * weights).sum(1)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-NORM_ERROR = 2e-5  # twice the relative error that a norm may carry
+NORM_ERROR = 1e-4  # more than a norm and what is added can differ, relatively (docs/sums.md)
 _TINY = sys.float_info.min
 
 
@@ -23,7 +23,7 @@ def widest_dtype(device: torch.device) -> torch.dtype:
 
 
 def clip_factors(squares: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Norms, and min(1, C_i / (‖g_i‖ · (1 + 2e-5))): (B,), of the widest dtype, like the squares.
+    """Norms, and min(1, C_i / (‖g_i‖ · (1 + 1e-4))): (B,), of the widest dtype, like the squares.
 
     0 where the norm is not finite. Which norms are comes last, (B,); None if all.
     """

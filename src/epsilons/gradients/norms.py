@@ -55,9 +55,9 @@ def clipped_gradients(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The sum of clipped per-example gradients by parameter name, and the norms (B,).
 
-        Σ_i g_i · min(1, C_i / (‖g_i‖ · (1 + 2e-5)))
+        Σ_i g_i · min(1, C_i / (‖g_i‖ · (1 + 1e-4)))
 
-    The factor 1 + 2e-5 covers the rounding of the norms: no example contributes more than its
+    The factor 1 + 1e-4 covers the rounding of the norms: no example contributes more than its
     bound C_i. An example whose norm is not finite contributes nothing; its norm comes back as it
     is, for the caller to charge at C_i.
 
@@ -112,7 +112,9 @@ def clipped_pass(
         if sums == "float64":
             rows = padded(rows, size)
             its = torch.cat([its, its.new_zeros(size - taken)])
-        part = batch if taken == size == count else examples(batch, rows)
+        # Chosen even if it is all of them: of one layout in memory whatever the batch's is.
+        whole = sums == "float32" and taken == count
+        part = batch if whole else examples(batch, rows)
         accumulated, found = backward_pass(model, loss_fn, part, parameters, keep=True)
         lengths, factors, finite = clip_factors(accumulated.squares, its)
         clipped = accumulated.clipped_sum(factors.to(dtype), finite)
@@ -188,8 +190,9 @@ def gradient_norms(
             moved = {id(t): t.to(place) for t in tensors_in(batch)}
             batch, count = swapped(batch, moved), example_count(batch)
             size = size or min(batch_size, whole_rows(count))
-            if 0 < count < size:  # all passes have one shape: see `clipped_gradients`
-                batch = examples(batch, padded(torch.arange(count, device=place), size))
+            if count:  # all passes have one shape and layout: see `clipped_gradients`
+                rows = torch.arange(count, device=place)
+                batch = examples(batch, padded(rows, max(size, count)))
             found = batch_norms(model, loss_fn, batch)[:count]
             norms[done : done + count] = found.cpu().numpy()
             done += count

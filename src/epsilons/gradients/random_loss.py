@@ -44,12 +44,14 @@ def batch_losses(model: nn.Module, loss_fn: LossFn, batch: Any) -> Tensor:
 class NoDropout(TorchFunctionMode):
     """Dropout that drops nothing, so that a batch and its examples see the same network.
 
-    `tolerance` is how far apart they may come out, by the coarsest numbers seen.
+    `rows`: only where a tensor has so many along a dimension, one for each example; a mask that is
+    common to a batch stays. `tolerance` is how far apart they may come out, by the coarsest numbers
+    seen.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, rows: int | None = None) -> None:
         super().__init__()
-        self.device = device
+        self.device, self.rows = device, rows
         self.tolerance = 1e-3
 
     def __torch_function__(
@@ -61,7 +63,7 @@ class NoDropout(TorchFunctionMode):
     ) -> Any:
         named = dict(kwargs or {})
         name = getattr(func, "__name__", "")
-        if name in _DROPPING and args:
+        if name in _DROPPING and args and self._by_row(args[0]):
             return args[0].clone()
         if name in _DROPOUT_AT:
             place = _DROPOUT_AT[name]
@@ -76,6 +78,11 @@ class NoDropout(TorchFunctionMode):
         if halved or torch.is_autocast_enabled(self.device):
             self.tolerance = 0.1
         return out
+
+    def _by_row(self, tensor: Tensor) -> bool:
+        if self.rows is None:
+            return True
+        return not isinstance(tensor, nn.Parameter) and self.rows in tensor.shape
 
 
 _DROPPING = names(

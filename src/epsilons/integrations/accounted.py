@@ -26,7 +26,7 @@ from epsilons.release.ledger import renew_ledger
 from epsilons.runs import Run
 from epsilons.training.identity import with_digests
 from epsilons.training.inspection import inspect_refresh, inspect_start
-from epsilons.training.step import charged_norms, pass_sizes
+from epsilons.training.step import charged_norms, pass_sizes, refresh_examples
 
 Collate = Callable[[list[Any]], Any]
 OnNorms = Callable[[NDArray[np.float64]], None]
@@ -79,7 +79,7 @@ class Accounted:
         self._model, self._loss_fn, self._dataset = model, loss_fn, dataset
         self._batch_size, self._collate = batch_size, collate_fn
         self._without_hooks = without_hooks
-        self._on_grid = on_grid
+        self._on_grid, self._micro_batch = on_grid, micro_batch
         self._closed = False
 
     def __repr__(self) -> str:
@@ -110,7 +110,7 @@ class Accounted:
                     self._model,
                     self._loss_fn,
                     self._dataset,
-                    batch_size=self._batch_size,
+                    batch_size=self._refresh_examples(step),
                     collate_fn=self._collate,
                     seed=step,
                 )
@@ -120,6 +120,11 @@ class Accounted:
             room = charged_norms(norms, self._model, phase) if self._on_grid else None
             journal.record(step, norms * (1 + NORM_ERROR) if room is None else room)
         journal.charge(step, anchored=norms is not None)
+
+    def _refresh_examples(self, step: int) -> int:
+        if not self._on_grid:
+            return self._batch_size
+        return refresh_examples(self.run.plan, step, self._micro_batch, self._batch_size)
 
     def _inspect(self, step: int) -> None:
         journal = self.run.journal

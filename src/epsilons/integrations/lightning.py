@@ -80,7 +80,7 @@ class IndividualPrivacy(pl.Callback):
                 )
             self.accounted = Accounted(
                 pl_module, self._loss_fn, self._dataset, self._plan, on_grid=True,
-                micro_batch=self._micro_batch,
+                micro_batch=self._micro_batch, collate_fn=loader.collate_fn,
                 randomness=Randomness(coins=loader.coins), **self._options,
             )  # fmt: skip
         else:

@@ -103,6 +103,7 @@ def fit(
     me = {**identity(plan, model, optimizer, train, names), LOSS: loss_identity(loss_fn)}
     here = environment(where)
     run = _opened(Path(out), me, seed) if resume else None
+    resumed = run is not None
 
     with ExitStack() as alone, needing_room(Path(out), GO_ON.format(out)):
         with torch.random.fork_rng(), interruptible() as interrupted:
@@ -136,6 +137,8 @@ def fit(
                 if run.journal.identity is None:
                     run.journal.identify(me)
                 loop.restore()
+                if resumed:
+                    loop.test_again()
                 renew_ledger(run)
                 last = _last_step(run.journal, max_epsilon)
                 with training_bar(run.journal, last) as show:

@@ -23,6 +23,7 @@ from epsilons.gradients.batch_invariance import batch_invariant
 from epsilons.gradients.isolation import items, undisturbed
 from epsilons.gradients.model_checks import GROUPED, check_model, expect_separate
 from epsilons.gradients.norms import LossFn, trainable
+from epsilons.gradients.trees import tensors_in
 from epsilons.training.evaluation import to_device
 from epsilons.training.sampling import batch_of
 from epsilons.training.step import pass_sizes
@@ -62,10 +63,29 @@ def inspect_start(
     """
     batch, random_data = _fetched(model, data, 0, GROUPED, collate_fn)
     learned = check_model(model, loss_fn, batch)
-    if sizes:
-        batch = _batch(model, data, _spread(len(data), COMPARED), 0, collate_fn)  # type: ignore[arg-type]
-    invariant = _invariant(model, loss_fn, batch, sizes)
+    invariant = bits_agree(model, loss_fn, data, sizes, collate_fn=collate_fn)
     return Inspection(bool(learned.random_loss), random_data, invariant)
+
+
+def bits_agree(
+    model: nn.Module,
+    loss_fn: LossFn,
+    data: Dataset[Any],
+    sizes: Collection[int],
+    *,
+    collate_fn: Collate = default_collate,
+) -> bool:
+    """Whether passes of these sizes give an example the same bits in any batch; False if no sizes.
+
+    False too if batches have other shapes by who is in them, padded to their longest, say.
+    """
+    if not sizes:
+        return False
+    n = len(data)  # type: ignore[arg-type]
+    batch = _batch(model, data, _spread(n, COMPARED), 0, collate_fn)
+    alone = _batch(model, data, _spread(n, 1), 0, collate_fn)
+    shapes = [[t.shape[1:] for t in tensors_in(part)] for part in (batch, alone)]
+    return shapes[0] == shapes[1] and _invariant(model, loss_fn, batch, sizes)
 
 
 def inspect_refresh(
@@ -97,7 +117,8 @@ def steps_are_batch_invariant(
     """Whether `private_step` gives an example the same bits in any batch: tried on some examples.
 
     For `Journal.create(…, batch_invariant=)` in a loop of your own; `micro_batch` as for the steps.
-    False if the plan's sums are float32, or the loss is random in another way than by dropout.
+    All batches must have one shape beside the number of examples: pad to a fixed length. False if
+    the plan's sums are float32, or the loss is random in another way than by dropout.
     """
     return _invariant(model, loss_fn, batch, pass_sizes(plan, micro_batch))
 

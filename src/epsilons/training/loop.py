@@ -27,11 +27,11 @@ from epsilons.release.ledger import renew_ledger
 from epsilons.runs import Run
 from epsilons.training.checkpoint import Pending, Releases, ReplayDiffers, State, read_checkpoint
 from epsilons.training.evaluation import to_device
-from epsilons.training.inspection import inspect_refresh
+from epsilons.training.inspection import bits_agree, inspect_refresh
 from epsilons.training.interrupt import Interrupted
 from epsilons.training.keys import Streams, destroy_keys, kept_key, new_key
 from epsilons.training.sampling import batch_of
-from epsilons.training.step import charged_norms, pass_examples, pass_sizes, taken_step
+from epsilons.training.step import charged_norms, pass_sizes, refresh_examples, taken_step
 
 RANGE = 32  # steps charged ahead at most
 CHECKPOINT_SECONDS = 30.0
@@ -104,6 +104,14 @@ class Loop:
             self.run.publish_plan()  # in case a crash came before
         self.norms = self._norms_at(self.state.step)
 
+    def test_again(self) -> None:
+        """Test batch invariance as before training: machine, threads or passes may be others."""
+        sizes = pass_sizes(self.plan, self.micro_batch)
+        covered = self.journal.sums_covered
+        if covered and not bits_agree(self.state.model, self.loss_fn, self.train, sizes):
+            self.journal.record_batch_dependence(self.state.step)
+            renew_ledger(self.run)
+
     def advance(self, last: int) -> bool:
         """Take the next step, with what is due before and after it.
 
@@ -164,7 +172,7 @@ class Loop:
                 self.state.model,
                 self.loss_fn,
                 self.train,
-                batch_size=self._refresh_batch(step),
+                batch_size=refresh_examples(self.plan, step, self.micro_batch, self.pass_batch),
                 seed=self.state.streams.pass_seed(step),
             )
             self._note_non_finite(step, np.flatnonzero(~np.isfinite(found)))
@@ -249,12 +257,6 @@ class Loop:
         charged = np.nan_to_num(self.norms[indices], nan=bound)
         if (added > charged * (1 + _ROUNDING) + _ROUNDING**2 * bound).any():
             self.journal.record_random("norms", step)
-
-    def _refresh_batch(self, step: int) -> int:
-        """Examples per pass: as in a step, where it is charged for norms of just its own model."""
-        exact = self.plan.clipping == "max" and self.plan.kind != "estimate"
-        size = pass_examples(self.plan.phase(step), self.micro_batch) if exact else None
-        return size or self.pass_batch
 
     def _records_sampled(self) -> bool:
         """Whether the norms that a step computes say more than those of its refresh."""

@@ -45,7 +45,7 @@ class PoissonLoader:
         self._dataset = dataset
         self._plan = plan
         self._generator = Keystream.secret(b"sampling") if generator is None else generator
-        self._collate = collate_fn
+        self.collate_fn = collate_fn
 
     def __len__(self) -> int:
         return self._plan.steps
@@ -78,7 +78,7 @@ class PoissonLoader:
         """The examples at `indices`, collated; None if there are none."""
         if not len(indices):
             return None
-        return batch_of(self._dataset, indices, self._collate)
+        return batch_of(self._dataset, indices, self.collate_fn)
 
 
 def torch_source(generator: torch.Generator) -> Source:

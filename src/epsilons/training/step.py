@@ -118,6 +118,16 @@ def pass_examples(plan: Plan | Phase, micro_batch: int | None) -> int | None:
     return pass_size(plan.batch_size, plan.max_batch, micro_batch)
 
 
+def refresh_examples(plan: Plan, step: int, micro_batch: int | None, usual: int) -> int:
+    """How many examples each pass of a refresh takes: `usual`, or as the step's if it matters.
+
+    It does where a norm is charged for just the model it was computed from, as what the step adds:
+    in a pass of another shape it could be that of the other side of a kink.
+    """
+    exact = plan.clipping == "max" and plan.kind != "estimate"
+    return (pass_examples(plan.phase(step), micro_batch) if exact else None) or usual
+
+
 def pass_sizes(plan: Plan, micro_batch: int | None) -> set[int]:
     """The sizes of all passes whose sums are to be covered; none where they can't be."""
     if plan.sums == "float32" or plan.clipping == "none":
@@ -169,7 +179,7 @@ def charged_norms(
 ) -> NDArray[np.float64]:
     """Norms to be recorded: no less than what an example can add to the sum that is released.
 
-        ‖g_i‖ · (1 + 2e-5) + g·√d + remainder
+        ‖g_i‖ · (1 + 1e-4) + g·√d + remainder
 
     The first term covers the rounding of the norms, the second that of the sum to the noise's
     grid, for d parameters, the third that of the float64 sum itself (`sum_remainder`). `plan` is a

@@ -18,7 +18,7 @@ from epsilons.gradients.clip_factors import widest_dtype
 
 Sizes = tuple[int, ...]
 
-_LONG, _PART = 2048, 1024  # up to so many numbers, one chain of sums errs by less than 1e-5
+_LONG, _PART = 128, 64  # up to so many numbers in a chain of sums, if there are more
 _GRAM_PART = 128  # errs by less than 4e-6, even if all of it is rounded to one side
 CANCELLATION = 0.05  # the least share of Σ_t‖a_t‖²‖g_t‖² for which this is good enough
 _UNDERFLOW = 1e-33  # more than what float32 loses of a square, below its smallest number

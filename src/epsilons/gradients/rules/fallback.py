@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from epsilons.gradients.batch_dim.dims import BatchDim, examples_back
-from epsilons.gradients.rules.registry import SCRATCH_BYTES, GradientRule, UnsupportedLayer, precise
+from epsilons.gradients.rules.registry import GradientRule, UnsupportedLayer, chunks, precise
 from epsilons.gradients.trees import swapped, tensors_in
 
 
@@ -53,8 +53,7 @@ class PerExample(GradientRule):
             (gradient,) = pull(g)
             return cast(Tensor, gradient)
 
-        size = max(1, SCRATCH_BYTES // (8 * self.weight.numel()))
-        each = torch.vmap(gradient, chunk_size=size)
+        each = torch.vmap(gradient, chunk_size=_chunk(len(g), self.weight.numel()))
         return precise(each(g, *self.examples))
 
 
@@ -98,9 +97,13 @@ class Masked(GradientRule):
             (gradient,) = pull(examples_back(spread, self.batch_dim, self.shape))
             return cast(Tensor, gradient)
 
-        size = max(1, SCRATCH_BYTES // (8 * self.shape.numel()))
-        each = torch.vmap(gradient, chunk_size=size)
+        each = torch.vmap(gradient, chunk_size=_chunk(len(g), self.shape.numel()))
         return precise(each(g, self.data))
+
+
+def _chunk(count: int, numbers: int) -> int:
+    """How many examples go together: a divisor of their count, so that all chunks are alike."""
+    return chunks(count, 8 * numbers)[0].stop if count else 1
 
 
 def bound(
