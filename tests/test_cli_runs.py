@@ -283,7 +283,7 @@ def pressed(*arguments, **options):
     [
         ("job.load", ["train", "run.toml", "--out", "none"], "no step was taken"),
         ("job._store", ["train", "run.toml", "--out", "begun"], "no step was taken"),
-        ("training.loop.Loop.take_up", ["train", "run.toml", "--out", "began"],
+        ("training.loop.Loop.restore", ["train", "run.toml", "--out", "began"],
          "stopped: epsilons resume began"),
         ("training.loop.Loop.advance", ["train", "run.toml", "--out", "took"],
          "stopped: epsilons resume took"),

@@ -143,7 +143,7 @@ class _RowBits(TorchFunctionMode):
         if any(self._is_data(t) for t in tensors_in((args, kwargs))):
             for tensor in tensors_in(out):
                 self._data[id(tensor)] = weakref.ref(tensor)
-                if tensor.is_floating_point() and self.size in tensor.shape:
+                if tensor.is_floating_point() and self._dim(tensor) is not None:
                     self._add(tensor)
                     if tensor.requires_grad:
                         tensor.register_hook(self._add)  # type: ignore[no-untyped-call]
@@ -153,9 +153,15 @@ class _RowBits(TorchFunctionMode):
         known = self._data.get(id(tensor))
         return known is not None and known() is tensor
 
+    def _dim(self, tensor: Tensor) -> int | None:
+        """The dimension of the examples: the first, or the second behind positions."""
+        if tensor.shape[:1] == (self.size,):
+            return 0
+        return 1 if tensor.dim() > 2 and tensor.shape[1] == self.size else None
+
     def _add(self, tensor: Tensor) -> None:
         with torch._C.DisableTorchFunction():
-            rows = tensor.detach().movedim(tensor.shape.index(self.size), 0)
+            rows = tensor.detach().movedim(self._dim(tensor) or 0, 0)
             numbers = rows.reshape(self.size, -1).contiguous()
             bits = numbers.view(_BITS[tensor.element_size()]).long()
             weights = torch.arange(1, bits.shape[1] + 1, device=bits.device)

@@ -264,7 +264,8 @@ def example_count(batch: Any) -> int:
 
 def examples(batch: Any, part: slice | Tensor) -> Any:
     """Some examples of a batch of tensors, tuples, lists or dictionaries."""
-    chosen = {id(t): t[part] for t in tensors_in(batch) if t.dim() > 0}
+    with torch.inference_mode(False):
+        chosen = {id(t): t[part] for t in tensors_in(batch) if t.dim() > 0}
     return swapped(batch, chosen)
 
 

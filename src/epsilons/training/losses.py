@@ -16,7 +16,7 @@ def supervised(criterion: Callable[..., Tensor]) -> LossFn:
     `criterion` is called with `reduction="none"`-style results in mind: (B,) losses, or more
     dimensions, which are averaged within each example.
 
-    >>> import torch.nn.functional as F
+    >>> import torch
     >>> loss_fn = supervised(torch.nn.CrossEntropyLoss(reduction="none"))
     >>> loss_fn(torch.nn.Linear(3, 2), (torch.zeros(5, 3), torch.zeros(5, dtype=torch.long))).shape
     torch.Size([5])

@@ -57,12 +57,13 @@ def summed_products(x: Tensor, y: Tensor) -> Tensor:
     Libraries sum small matrices in one chain, which in float32 loses digits: 1e-3 of a
     patch of 200,000 numbers, and its norm came out too small.
     """
-    return _in_parts(x, y, max(1, x.shape[2]) if x.shape[2] <= _LONG else _PART)
+    positions = x.shape[2]
+    return _in_parts(x, y, max(1, positions) if positions <= _LONG else _part(positions))
 
 
 def gram(rows: Tensor) -> Tensor:
     """Products of all pairs of rows, (N, T, T) for rows (N, T, d)."""
-    return _in_parts(rows, rows, max(_GRAM_PART, math.isqrt(rows.shape[2])))
+    return _in_parts(rows, rows, max(_GRAM_PART, _part(rows.shape[2])))
 
 
 def ghost_norms(data: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,6 +82,11 @@ def outer_norms(a: Tensor, g: Tensor) -> Tensor:
     """‖g aᵀ‖² = ‖a‖²‖g‖² from the squared norms of rows a and g, (N,), rounded up likewise."""
     wide = widest_dtype(a.device)
     return (a.to(wide) + _UNDERFLOW) * (g.to(wide) + _UNDERFLOW)
+
+
+def _part(numbers: int) -> int:
+    """How many go into one chain of sums: no more than there are chains, if there are many."""
+    return max(_PART, math.isqrt(numbers))
 
 
 def _in_parts(x: Tensor, y: Tensor, size: int) -> Tensor:
