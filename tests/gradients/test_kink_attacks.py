@@ -19,7 +19,7 @@ from torch import nn
 from epsilons.gradients.batch_invariance import batch_invariant
 from epsilons.gradients.norms import batch_norms
 
-COUNTS = (1, 3, 7, 15, 16, 1024)
+COUNTS = (1, 3, 7, 15, 16, 1024, 4096, 16384)
 THREADS = pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
 SHAPES = {  # name: layer, one example's shape
     "784 to 100": (lambda: nn.Linear(784, 100), (784,)),
