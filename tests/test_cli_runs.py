@@ -51,6 +51,7 @@ def typed(folder, monkeypatch, capsys):
     def run(*arguments):
         monkeypatch.chdir(folder)
         monkeypatch.setenv("COLUMNS", "120")
+        monkeypatch.setenv("MKL_CBWR", "AUTO")  # as `main` does, until the end of the test
         monkeypatch.setattr(sys, "argv", ["epsilons", *arguments])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -92,6 +93,11 @@ def test_status_says_steps_kind_worst_case_and_chain(folder, typed):
     assert re.search(r"at worst case +\d+\.\d%", shown)
     assert re.search(r"chain +OK, \d+ entries, sealed", shown)
     assert_private_figures_stand_below_the_line(shown)
+
+
+def test_a_run_from_settings_is_tested_for_what_its_sums_rest_on(folder, typed):
+    assert Run.open(folder / "done").journal.sums_covered
+    assert "arithmetic" not in typed("status", "done").stdout
 
 
 def test_verify_holds_and_then_finds_a_change(folder, typed):

@@ -35,7 +35,8 @@ from epsilons.settings import Settings
 from epsilons.training import correct_class, fit, supervised
 from epsilons.training.environment import usable_device
 from epsilons.training.identity import with_digests
-from epsilons.training.inspection import inspect_start
+from epsilons.training.inspection import bits_agree, inspect_start
+from epsilons.training.step import pass_sizes
 
 DEMO_EPSILON = 4.0
 DEMO_DELTA = 1e-4
@@ -87,6 +88,9 @@ def train(settings: Settings, out: str | os.PathLike[str]) -> Run:
             if settings.max_grad_norm == "median"
             else settings.plan(len(data.examples))
         )
+        sizes = pass_sizes(plan, settings.micro_batch)
+        same = bits_agree(model, _loss(settings), data.train, sizes)
+        found = found._replace(batch_invariant=same)
         run = Run.create(
             out,
             plan,
