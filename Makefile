@@ -19,6 +19,8 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/epsilons demo --out .venv/.demo >/dev/null 2>&1  # Numba compiles its loops here, once
+	rm -rf .venv/.demo
 	@touch $@
 
 demo: setup  ## train on the embedded digits, show ε per example, write the report
