@@ -6,6 +6,7 @@ sums, in units of the bound.
 
 import torch
 import torch.nn.functional as F
+from hazards.kit import Net
 from torch import nn
 
 from epsilons.accounting.sums import pass_size, sum_remainder
@@ -55,19 +56,6 @@ def sloped(model, batch):
     x, slope = batch
     out = model(x)
     return (out * slope.to(out.dtype)).flatten(1).sum(1)
-
-
-class Net(nn.Module):
-    """A module whose forward pass is given as a function of itself and the input."""
-
-    def __init__(self, forward, **parts):
-        super().__init__()
-        self.run = forward
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x):
-        return self.run(self, x)
 
 
 def one_hot(*shape):
