@@ -28,7 +28,7 @@ ALLOWED = {
     "examples": ACCOUNTING,
     "measured": ACCOUNTING,
     "runs": FACTS,
-    "gradients": set(),
+    "gradients": {"accounting"},
     "noise": ACCOUNTING,
     "training": RUNS | {"gradients", "noise", "release"},
     "analysis": RUNS,

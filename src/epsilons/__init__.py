@@ -5,6 +5,7 @@ Here are the names that need no torch; `epsilons.training` has the others.
 
 from epsilons.accounting.calibrate import least_noise
 from epsilons.accounting.individual import individual_epsilons
+from epsilons.accounting.margins import Margin
 from epsilons.accounting.plan import Plan
 from epsilons.accounting.rdp import rdp_epsilon, sampled_gaussian_rdp
 from epsilons.accounting.results import Epsilons
@@ -17,6 +18,7 @@ __all__ = [
     "Epsilons",
     "Examples",
     "Journal",
+    "Margin",
     "Plan",
     "Run",
     "individual_epsilons",

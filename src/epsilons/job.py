@@ -34,9 +34,9 @@ from epsilons.runs import Run
 from epsilons.settings import Settings
 from epsilons.training import correct_class, fit, supervised
 from epsilons.training.environment import usable_device
-from epsilons.training.identity import with_digests
-from epsilons.training.inspection import bits_agree, inspect_start
-from epsilons.training.step import pass_sizes
+from epsilons.training.inspection import inspect_start
+from epsilons.training.norm_passes import PASS_BATCH
+from epsilons.training.run_folder import begin_run
 
 DEMO_EPSILON = 4.0
 DEMO_DELTA = 1e-4
@@ -53,7 +53,6 @@ _READERS: dict[str, Callable[..., Data]] = {
 }
 _PATHS = ("path", "test_file")
 _PYTHON = "python:"
-_PASS_BATCH = 256
 _LOSSES = {
     "cross_entropy": nn.CrossEntropyLoss(reduction="none"),
     "hinge": nn.MultiMarginLoss(reduction="none"),
@@ -81,23 +80,22 @@ def train(settings: Settings, out: str | os.PathLike[str]) -> Run:
     base = Path.cwd()
     data = load(settings, base)
     model = _network(settings, data, base)
-    found = inspect_start(model, _loss(settings), data.train)
     with needing_room(out, "train again, in a new folder if this one holds a run"):
         plan = (
             _plan_with_median(settings, model, data, out)
             if settings.max_grad_norm == "median"
             else settings.plan(len(data.examples))
         )
-        sizes = pass_sizes(plan, settings.micro_batch)
-        same = bits_agree(model, _loss(settings), data.train, sizes)
-        found = found._replace(batch_invariant=same)
-        run = Run.create(
+        run = begin_run(
             out,
             plan,
-            with_digests(data.examples, data.train),
-            **found._asdict(),
+            model,
+            _loss(settings),
+            data.train,
+            examples=data.examples,
             seed=settings.seed,
             randomness=Randomness.of_fit(settings.seed),
+            micro_batch=settings.micro_batch,
         )
         _store(run, settings, data, base)
     return _carried_out(run, settings, data, model)
@@ -244,7 +242,8 @@ def _plan_with_median(settings: Settings, model: nn.Module, data: Data, out: Pat
     # refused before anything is paid for
     plan = settings.plan(len(data.examples), 1.0, cost)
     Run.expect_planned(plan, data.examples)
-    norms = gradient_norms(model, _loss(settings), data.train, batch_size=_PASS_BATCH)
+    inspect_start(model, _loss(settings), data.train)
+    norms = gradient_norms(model, _loss(settings), data.train, batch_size=PASS_BATCH)
     private_folder(out / "private")
     with Budget.of_run(out) as budget:
         try:

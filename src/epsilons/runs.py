@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 
 from epsilons.accounting.composition import NOTHING, Releases
 from epsilons.accounting.individual import METHODS, Method
+from epsilons.accounting.margins import Margin
 from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons
 from epsilons.examples import Examples
@@ -57,6 +58,7 @@ class Run:
         plan: Plan,
         examples: Examples,
         *,
+        margin: Margin | None = None,
         random_loss: bool = False,
         random_data: bool = False,
         batch_invariant: bool = False,
@@ -65,9 +67,9 @@ class Run:
     ) -> Self:
         """A new run folder with its plan, an empty journal and its examples.
 
-        A budget may be there already: what the plan is made of is charged before. A `seed` marks
-        the run as reproducible, for experiments: its noise is no secret. `randomness`: where noise
-        and coins come from, if that is known.
+        A budget may be there already: what the plan is made of is charged before. `margin`: as for
+        `Journal.create`. A `seed` marks the run as reproducible, for experiments: its noise is no
+        secret. `randomness`: where noise and coins come from, if that is known.
         """
         path = Path(path)
         cls.expect_free(path)
@@ -81,6 +83,7 @@ class Run:
             path / "private" / "journal.sqlite",
             plan,
             examples.ids,
+            margin=margin,
             columns=examples.packed(ids=False),
             random_loss=random_loss,
             random_data=random_data,

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from epsilons.gradients.clip_factors import NORM_ERROR, add_up, clip_factors
+from epsilons.accounting.sums import NORM_ERROR
+from epsilons.gradients.clip_factors import add_up, clip_factors
 
 SQUARES = st.floats(0, 1e300) | st.sampled_from([0.0, 5e-324, math.inf, math.nan])
 BOUNDS = st.floats(1e-300, 1e300) | st.sampled_from([0.0, math.inf])  # as a plan has them

@@ -10,12 +10,14 @@ pl = pytest.importorskip("lightning.pytorch")
 from opacus import PrivacyEngine  # noqa: E402
 
 from epsilons import Plan  # noqa: E402
-from epsilons.accounting.sums import sum_remainder  # noqa: E402
+from epsilons.accounting.sums import (  # noqa: E402
+    NORM_ERROR,
+    rounding_charge,
+    sum_remainder,
+)
 from epsilons.gradients import gradient_norms  # noqa: E402
-from epsilons.gradients.clip_factors import NORM_ERROR  # noqa: E402
 from epsilons.integrations.lightning import IndividualPrivacy  # noqa: E402
 from epsilons.noise import SeededNoise  # noqa: E402
-from epsilons.noise.grid import rounding_charge  # noqa: E402
 from epsilons.training import PoissonLoader, private_step, supervised  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")

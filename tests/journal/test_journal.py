@@ -3,8 +3,10 @@ import stat
 import numpy as np
 import pytest
 
-from epsilons import Journal, Plan, individual_epsilons
+from epsilons import Journal, Margin, Plan, individual_epsilons
 from epsilons.accounting import NOTHING, Releases
+
+EXACT = Margin(relative=0.0, parameters=None)  # norms are priced as they are given
 
 
 def small_plan(**changes):
@@ -14,13 +16,17 @@ def small_plan(**changes):
     return Plan(**{**constants, "refresh_every": 10, **changes})
 
 
+def created(path, plan, **options):
+    return Journal.create(path, plan, margin=EXACT, **options)
+
+
 @pytest.fixture
 def norms():
     return np.random.default_rng(1).uniform(0, 3, size=(5, 7))
 
 
 def filled(path, plan, norms):
-    journal = Journal.create(path, plan)
+    journal = created(path, plan)
     for step, row in zip(plan.refresh_steps, norms, strict=False):
         journal.record(step, row)
         journal.charge(step, step + 9)
@@ -58,13 +64,13 @@ def test_what_was_written_is_read_after_reopening(tmp_path, norms):
 
 def test_ids_are_kept(tmp_path):
     names = np.array(["ä", "b", "c", "d", "e", "f", "long-name"])
-    Journal.create(tmp_path / "j", small_plan(), ids=names).close()
+    created(tmp_path / "j", small_plan(), ids=names).close()
     with Journal.open(tmp_path / "j") as journal:
         np.testing.assert_array_equal(journal.ids, names)
 
 
 def test_only_charged_steps_are_priced(tmp_path):
-    journal = Journal.create(tmp_path / "j", small_plan())
+    journal = created(tmp_path / "j", small_plan())
     journal.record(0, np.ones(7))
     assert (journal.epsilons().values == 0).all()
     journal.charge(0, 4)
@@ -83,10 +89,10 @@ def test_a_norm_always_at_the_bound_costs_the_worst_case(tmp_path):
 
 
 def test_steps_before_the_first_record_cost_the_worst_case(tmp_path):
-    journal = Journal.create(tmp_path / "j", small_plan(refresh_every=None))
+    journal = created(tmp_path / "j", small_plan(refresh_every=None))
     journal.charge(0, 49)
     np.testing.assert_allclose(journal.epsilons().values, small_plan().worst_case(), rtol=1e-12)
-    late = Journal.create(tmp_path / "late", small_plan(refresh_every=25))
+    late = created(tmp_path / "late", small_plan(refresh_every=25))
     late.charge(0, 24)
     late.record(25, np.zeros(7))
     late.charge(25, 49)
@@ -96,7 +102,7 @@ def test_steps_before_the_first_record_cost_the_worst_case(tmp_path):
 
 
 def test_a_norm_that_is_no_number_costs_the_worst_case(tmp_path):
-    journal = Journal.create(tmp_path / "j", small_plan())
+    journal = created(tmp_path / "j", small_plan())
     journal.record(0, [np.nan, np.inf, 2.0, 1e300, 0, 0, 0])
     journal.charge(0, 9)
     values = journal.epsilons().values
@@ -106,7 +112,7 @@ def test_a_norm_that_is_no_number_costs_the_worst_case(tmp_path):
 
 def test_recording_and_charging_the_same_again_changes_nothing(tmp_path, norms):
     once = filled(tmp_path / "once", small_plan(), norms)
-    twice = Journal.create(tmp_path / "twice", small_plan())
+    twice = created(tmp_path / "twice", small_plan())
     for step, row in zip(small_plan().refresh_steps, norms, strict=True):
         for _ in range(2):
             twice.record(step, row)
@@ -118,7 +124,7 @@ def test_recording_and_charging_the_same_again_changes_nothing(tmp_path, norms):
 
 
 def test_steps_taken_again_after_a_restart_are_paid_again(tmp_path):
-    journal = Journal.create(tmp_path / "j", small_plan())
+    journal = created(tmp_path / "j", small_plan())
     journal.record(0, np.full(7, 2.0))
     journal.charge(0, 9)
     journal.record(10, np.full(7, 2.0))
@@ -136,7 +142,7 @@ def test_steps_taken_again_after_a_restart_are_paid_again(tmp_path):
 
 def test_the_worst_case_is_that_of_every_charge(tmp_path):
     plan = small_plan(phases=((20, {"noise_multiplier": 3.0}),))
-    journal = Journal.create(tmp_path / "j", plan)
+    journal = created(tmp_path / "j", plan)
     assert journal.worst_case() == 0
     assert journal.worst_case(until=50) == plan.worst_case()
     for first in (0, 10, 20):
@@ -159,7 +165,7 @@ def test_the_worst_case_is_that_of_every_charge(tmp_path):
 
 
 def test_after_a_restart_the_norms_of_then_hold_again(tmp_path):
-    journal = Journal.create(tmp_path / "j", small_plan())
+    journal = created(tmp_path / "j", small_plan())
     journal.record(0, np.full(7, 0.5))
     journal.charge(0, 9)
     journal.record(10, np.full(7, 1.5))
@@ -173,7 +179,7 @@ def test_after_a_restart_the_norms_of_then_hold_again(tmp_path):
 
 
 def test_after_a_restart_the_refresh_of_its_step_still_holds(tmp_path):
-    journal = Journal.create(tmp_path / "j", small_plan())
+    journal = created(tmp_path / "j", small_plan())
     for first in (0, 10, 20):
         journal.record(first, np.full(7, 0.5))
         journal.charge(first, first + 9)
@@ -189,7 +195,7 @@ def test_after_a_restart_the_refresh_of_its_step_still_holds(tmp_path):
 )
 def test_bounds_are_what_is_charged(tmp_path, clipping, expected):
     plan = small_plan(clipping=clipping, levels=4, phases=((20, {"max_grad_norm": 0.8}),))
-    journal = Journal.create(tmp_path / "j", plan)
+    journal = created(tmp_path / "j", plan)
     journal.charge(0, 9)
     np.testing.assert_array_equal(journal.bounds(3, [0, 6]), [2.0, 2.0])
     journal.record(10, [0.1, 0.6, 9.0, 0, 0, 0, 0])
@@ -221,7 +227,7 @@ def test_norms_of_sampled_examples_hold_until_their_next_record(tmp_path):
     plan = small_plan()
     refreshes = {step: random.uniform(0, 2, 7) for step in plan.refresh_steps}
     sampled = {}
-    journal = Journal.create(tmp_path / "j", plan)
+    journal = created(tmp_path / "j", plan)
     for first in plan.refresh_steps:
         journal.record(first, refreshes[first])
         journal.charge(first, first + 9)
@@ -262,7 +268,7 @@ def test_examples_asked_for_are_ascending_positions(tmp_path, norms, only):
 
 
 def test_individual_clipping_takes_no_norms_of_sampled_examples(tmp_path):
-    journal = Journal.create(tmp_path / "j", small_plan(clipping="individual"))
+    journal = created(tmp_path / "j", small_plan(clipping="individual"))
     journal.record(0, np.ones(7))
     journal.charge(0)
     with pytest.raises(ValueError, match="secret sampling"):
@@ -281,7 +287,7 @@ def test_phases_are_priced_with_their_own_constants(tmp_path, norms):
 
 def test_without_norms_every_phase_costs_its_worst_case(tmp_path):
     plan = small_plan(refresh_every=None, phases=((20, {"noise_multiplier": 3.0}),))
-    journal = Journal.create(tmp_path / "j", plan)
+    journal = created(tmp_path / "j", plan)
     with pytest.raises(ValueError, match="two phases"):
         journal.charge(0, 49)
     journal.charge(0, 19)
@@ -290,7 +296,7 @@ def test_without_norms_every_phase_costs_its_worst_case(tmp_path):
 
 
 def test_followed_examples_are_priced_by_their_norms_of_every_step(tmp_path, norms):
-    journal = Journal.create(tmp_path / "j", small_plan(steps=5, refresh_every=10))
+    journal = created(tmp_path / "j", small_plan(steps=5, refresh_every=10))
     journal.charge(0, 4)
     journal.record_some("followed", 0, [np.array([5, 2])] * 2, list(norms[:2, [5, 2]]))
     journal.record_some("followed", 2, [np.array([5, 2])] * 3, list(norms[2:, [5, 2]]))
@@ -319,9 +325,7 @@ def every_step(journal, norms):
 def kind_of(path, norms, **options):
     """The kind of a run of K = 1 as it is recorded, step by step."""
     flags = {name: options.pop(name) for name in list(options) if name.startswith("random_")}
-    journal = every_step(
-        Journal.create(path, small_plan(refresh_every=1, **options), **flags), norms
-    )
+    journal = every_step(created(path, small_plan(refresh_every=1, **options), **flags), norms)
     return journal.kind
 
 
@@ -335,7 +339,7 @@ def test_what_draws_at_random_makes_norms_of_every_step_an_estimate(tmp_path, no
 
 
 def test_randomness_that_shows_later_is_on_record(tmp_path, norms):
-    with every_step(Journal.create(tmp_path / "j", small_plan(refresh_every=1)), norms) as journal:
+    with every_step(created(tmp_path / "j", small_plan(refresh_every=1)), norms) as journal:
         assert (journal.kind, journal.random) == ("exact", ())
         entries, _ = journal.check()
         for _ in range(2):
@@ -350,7 +354,7 @@ def test_randomness_that_shows_later_is_on_record(tmp_path, norms):
 def test_without_norms_everyone_is_at_the_bound_whatever_was_planned(tmp_path):
     for refresh_every in (None, 1, 4):
         plan = small_plan(refresh_every=refresh_every)
-        journal = Journal.create(tmp_path / f"{refresh_every}", plan)
+        journal = created(tmp_path / f"{refresh_every}", plan)
         journal.charge(0)
         assert journal.kind == "bound"
     assert journal.epsilons().kind == "bound"
@@ -359,14 +363,14 @@ def test_without_norms_everyone_is_at_the_bound_whatever_was_planned(tmp_path):
 def test_norms_that_a_plan_did_not_foresee_make_an_estimate(tmp_path, norms):
     """The plan, without refreshes, says `bound`; the norms hold for steps they are not of."""
     plan = small_plan(refresh_every=None)
-    journal = Journal.create(tmp_path / "j", plan)
+    journal = created(tmp_path / "j", plan)
     journal.record(0, norms[0])
     journal.charge(0, 4)
     assert (plan.kind, journal.kind) == ("bound", "estimate")
 
 
 def test_steps_before_the_first_norms_make_a_bound(tmp_path, norms):
-    journal = Journal.create(tmp_path / "j", small_plan(refresh_every=1))
+    journal = created(tmp_path / "j", small_plan(refresh_every=1))
     journal.charge(0)
     journal.record(1, norms[0])
     journal.charge(1)
@@ -388,7 +392,7 @@ def test_journal_is_readable_by_its_owner_alone(tmp_path, norms):
 
 
 def test_readers_see_what_a_writer_has_written_when_they_open_it(tmp_path, norms):
-    writer = Journal.create(tmp_path / "j", small_plan())
+    writer = created(tmp_path / "j", small_plan())
     with Journal.open(tmp_path / "j") as before:
         writer.record(0, norms[0])
         writer.charge(0)
@@ -421,12 +425,12 @@ def test_readers_see_what_a_writer_has_written_when_they_open_it(tmp_path, norms
         (lambda j: j.charge(10, 9), "don't follow"),
         (lambda j: j.charge(10, 50), "beyond the plan"),
         (lambda j: j.norms(5), "no norms"),
-        (lambda j: Journal.create(j.path, j.plan), "never overwritten"),
-        (lambda j: Journal.create(j.path.with_name("k"), j.plan, ids=[1, 2]), "expected 7"),
+        (lambda j: created(j.path, j.plan), "never overwritten"),
+        (lambda j: created(j.path.with_name("k"), j.plan, ids=[1, 2]), "expected 7"),
     ],
 )
 def test_wrong_entries_are_refused_and_nothing_is_lost(tmp_path, norms, act, sentence):
-    journal = Journal.create(tmp_path / "j", small_plan())
+    journal = created(tmp_path / "j", small_plan())
     journal.record(0, norms[0])
     journal.charge(0, 9)
     with pytest.raises(ValueError, match=sentence):
@@ -449,7 +453,7 @@ def test_other_files_are_not_journals(tmp_path):
 def test_every_epsilon_has_the_clip_bounds_cost_and_publications_when_asked(tmp_path):
     costly = dict(clip_bound_mu=0.3, clip_bound_distance=1e-20)
     plans = small_plan(levels=16), small_plan(levels=16, **costly)
-    journals = [Journal.create(tmp_path / f"{k}.sqlite", p) for k, p in enumerate(plans)]
+    journals = [created(tmp_path / f"{k}.sqlite", p) for k, p in enumerate(plans)]
     norms = np.linspace(0, 1.2, small_plan().n)
     for journal in journals:
         journal.record(0, norms)

@@ -13,13 +13,8 @@ from one_word import direction, nearest, squared_radius
 from scipy import stats
 from torch.testing._internal.two_tensor import TwoTensor
 
-from epsilons.noise import gaussian
-from epsilons.noise.grid import (
-    SecureNoise,
-    SeededNoise,
-    grid,
-    rounding_charge,
-)
+from epsilons.accounting.sums import grid, rounding_charge
+from epsilons.noise import SecureNoise, SeededNoise, gaussian
 from epsilons.noise.keystream import Keystream
 
 STD = 1.3

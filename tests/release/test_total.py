@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from epsilons import Examples, Plan, Run, individual_epsilons
+from epsilons import Examples, Margin, Plan, Run, individual_epsilons
 from epsilons.accounting.composition import Releases, composed_epsilon
 from epsilons.accounting.printed import epsilon_text
 from epsilons.cli import main
@@ -34,7 +34,8 @@ def made(path, rows, ids=IDS, taken=None, records=None, owners=None, **changes):
     own = {"n": len(ids), "steps": 10 * len(rows), "refresh_every": 10}
     plan = Plan(**CONSTANTS | own | changes)
     people = Examples(ids, owners=owners, digests=digests(ids) if records is None else records)
-    run = Run.create(path, plan, people, randomness=Randomness.of_fit(None))
+    exact = Margin(relative=0.0, parameters=None)
+    run = Run.create(path, plan, people, margin=exact, randomness=Randomness.of_fit(None))
     for k, norms in enumerate(rows[:taken]):
         run.journal.record(10 * k, norms)
         run.journal.charge(10 * k, 10 * k + 9)

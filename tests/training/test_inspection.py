@@ -10,7 +10,7 @@ from trained import LOSS, data, plan, small_model, trained
 from epsilons import Run
 from epsilons.gradients import UnsupportedLayer, check_model
 from epsilons.journal.norm_records import norms_of_some
-from epsilons.training import fit, inspection, loop
+from epsilons.training import batches, fit, inspection, loop
 from epsilons.training.inspection import inspect_refresh, inspect_start
 
 
@@ -37,7 +37,7 @@ class Augmented(Dataset):
 def steps(monkeypatch):
     """Who was drawn at each step, and the norms of their gradients in it."""
     seen = []
-    draw, step = loop.poisson_draw, loop.taken_step
+    draw, step = batches.poisson_draw, loop.taken_step
 
     def drawn(*arguments):
         seen.append([draw(*arguments).numpy()])
@@ -48,7 +48,7 @@ def steps(monkeypatch):
         seen[-1].append(taken.norms.numpy())
         return taken
 
-    monkeypatch.setattr(loop, "poisson_draw", drawn)
+    monkeypatch.setattr(batches, "poisson_draw", drawn)
     monkeypatch.setattr(loop, "taken_step", stepped)
     return seen
 

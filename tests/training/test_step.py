@@ -1,16 +1,15 @@
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from epsilons import Journal, Plan
+from epsilons.accounting.sums import grid
 from epsilons.gradients import clipped_gradients, gradient_norms
 from epsilons.noise import SeededNoise
-from epsilons.noise.grid import grid
-from epsilons.training import PoissonLoader, charged_norms, private_step, supervised
+from epsilons.training import PoissonLoader, private_step, supervised
 
 LOSS = supervised(nn.CrossEntropyLoss(reduction="none"))
 
@@ -177,7 +176,7 @@ def test_no_example_of_an_own_loop_adds_more_than_the_journal_charges(tmp_path, 
         for step, (indices, drawn) in enumerate(PoissonLoader(train, the_plan)):
             phase = the_plan.phase(step)
             norms = gradient_norms(model, LOSS, train, batch_size=8)
-            journal.record(step, charged_norms(norms, model, phase))
+            journal.record(step, norms)
             journal.charge(step)
             bounds = journal.bounds(step, range(8))
             charged = bounds if clipping == "individual" else journal.norms(step).clip(max=bounds)
@@ -193,19 +192,6 @@ def test_no_example_of_an_own_loop_adds_more_than_the_journal_charges(tmp_path, 
                 bounds=journal.bounds(step, indices),
             )  # fmt: skip
         assert journal.epsilons().kind == "exact"
-
-
-def test_charged_norms_have_room_for_rounding():
-    model = small_model()
-    size = sum(p.numel() for p in model.parameters())
-    norms = np.array([0.0, 1.0])
-    found = charged_norms(norms, model, plan())
-    assert (found - norms >= [grid(0.75) * math.sqrt(size), 1e-4]).all()
-    assert (found - norms < 1.1e-4).all()
-    unclipped = plan(clipping="none", noise_multiplier=0)
-    np.testing.assert_array_equal(charged_norms(norms, model, unclipped), norms)
-    with pytest.raises(ValueError, match="the plan has phases"):
-        charged_norms(norms, model, plan(phases=((3, {"noise_multiplier": 6.0}),)))
 
 
 def test_a_gradient_of_a_parameter_that_is_not_trained_is_refused():

@@ -16,8 +16,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from trained import LOSS, data, plan, small_model
 
-from epsilons import Plan
-from epsilons.training import charged_norms, fit, loop, private_step
+from epsilons import Margin, Plan
+from epsilons.training import fit, loop, private_step
 
 BOUND = 1.0001
 KEPT = ("bias", "linear of 64 positions", "convolution", "embedding", "tied", "bfloat16")
@@ -49,6 +49,12 @@ def released(model, batch, the_plan, bounds=None, micro_batch=None):
     return recorder.sums, norms
 
 
+def charged(norms, model, the_plan):
+    """What a journal charges for computed norms."""
+    margin = Margin(parameters=sum(p.numel() for p in model.parameters()))
+    return margin.charged(norms, the_plan.all_phases)
+
+
 def joined(extra, batch):
     return tuple(torch.cat([e, b]) for e, b in zip(extra, batch, strict=True))
 
@@ -71,7 +77,7 @@ def test_rounding_moves_a_step_by_no_more_than_the_norm_charged(kind, digits):
     the_plan = plan_for(4096, max_grad_norm=2.0)  # nothing is clipped: an example adds its norm
     without, _ = released(model, batch, the_plan)
     with_it, norms = released(model, joined(extra, batch), the_plan)
-    (own,) = charged_norms(norms[:1].numpy(), model, the_plan)
+    (own,) = charged(norms[:1].numpy(), model, the_plan)
     assert distance_moved(with_it, without) <= own
 
 
@@ -94,7 +100,7 @@ def test_an_individual_bound_holds_in_a_step(own, micro_batch):
     its = torch.cat([torch.tensor([own], dtype=torch.float64), bounds])
     without, _ = released(model, batch, the_plan, bounds, micro_batch)
     with_it, norms = released(model, joined(extra, batch), the_plan, its, micro_batch)
-    (charge,) = np.minimum(charged_norms(norms[:1].numpy(), model, the_plan), own)
+    (charge,) = np.minimum(charged(norms[:1].numpy(), model, the_plan), own)
     assert distance_moved(with_it, without) <= charge
 
 

@@ -13,7 +13,7 @@ from epsilons.accounting.sums import NOT_COVERED
 from epsilons.cli import app
 from epsilons.release import owner_statement, statement_text, total
 from epsilons.report import write_public_report, write_report
-from epsilons.training import fit, inspection, loop, step, steps_are_batch_invariant
+from epsilons.training import fit, inspection, norm_passes, step, steps_are_batch_invariant
 
 
 class LastRowsDiffer(nn.Module):
@@ -121,7 +121,7 @@ def test_steps_of_an_exact_run_take_passes_of_the_shape_of_their_refresh(
 ):
     """Norms from a pass of another shape could be those of the other side of a kink."""
     sizes = set()
-    norms, clipped = loop.gradient_norms, step.clipped_pass
+    norms, clipped = norm_passes.gradient_norms, step.clipped_pass
 
     def of_refresh(*arguments, batch_size, **options):
         sizes.add(batch_size)
@@ -131,7 +131,7 @@ def test_steps_of_an_exact_run_take_passes_of_the_shape_of_their_refresh(
         sizes.add(micro_batch)
         return clipped(*arguments, micro_batch=micro_batch, **options)
 
-    monkeypatch.setattr(loop, "gradient_norms", of_refresh)
+    monkeypatch.setattr(norm_passes, "gradient_norms", of_refresh)
     monkeypatch.setattr(step, "clipped_pass", of_step)
     exact = plan(refresh_every=1, steps=5)
     run, _ = trained(tmp_path / "run", exact, micro_batch=micro_batch)

@@ -4,6 +4,7 @@ from epsilons.accounting.calibrate import least_noise
 from epsilons.accounting.composition import NOTHING, Releases, composed_epsilon
 from epsilons.accounting.histories import clipping_thresholds
 from epsilons.accounting.individual import epsilons_from_blocks, individual_epsilons
+from epsilons.accounting.margins import Margin
 from epsilons.accounting.rdp import DEFAULT_ORDERS, rdp_epsilon, sampled_gaussian_rdp
 from epsilons.accounting.results import Epsilons
 from epsilons.accounting.tight import tight_epsilon
@@ -12,6 +13,7 @@ __all__ = [
     "DEFAULT_ORDERS",
     "NOTHING",
     "Epsilons",
+    "Margin",
     "Releases",
     "clipping_thresholds",
     "composed_epsilon",

@@ -1,12 +1,14 @@
-"""What the floating-point sum of a batch may add to an example's influence, and how large it gets.
+"""What rounding may add to one example's influence on the released sum, and how large a batch gets.
 
-Sums over examples are taken in float64. The proof is in `docs/sums.md`.
+Sums over examples are taken in float64 and rounded to the noise's grid. The proof is in
+`docs/sums.md`.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import sys
 from typing import Literal
 
 from scipy.stats import binom
@@ -21,6 +23,9 @@ _UNIT = 2.0**-53  # of float64: one operation errs by at most this, relatively
 _PARTS = 32  # in units of the clip bound: the most that one example's summands have together
 _OPERATIONS = 8  # beside additions: factors, scales, conversions
 _UP = 1 + 2.0**-40  # covers the rounding of the formulas below
+_GRID_BITS = 32
+
+NORM_ERROR = 1e-4  # more than a norm and what is added can differ, relatively (docs/sums.md)
 
 NOT_COVERED = "floating-point effects of the sum are not covered"
 
@@ -74,6 +79,49 @@ def sum_remainder(cap: int, max_grad_norm: float) -> float:
     """
     terms = (2 * cap + _OPERATIONS) * _UNIT
     return 2 * terms / (1 - terms) * _PARTS * cap * max_grad_norm * _UP
+
+
+def grid(std: float) -> float:
+    """The grid of noise with standard deviation `std`.
+
+        g = the largest power of two ≤ 2⁻³²·std
+
+    A power of two, so that dividing by it is exact.
+
+    >>> grid(1.5) == 2**-32
+    True
+    """
+    return _grid(float(std))
+
+
+@functools.lru_cache
+def _grid(std: float) -> float:
+    checks.positive("std", std)
+    _, exponent = math.frexp(std)
+    g = math.ldexp(1.0, exponent - 1 - _GRID_BITS)
+    if g < sys.float_info.min:
+        raise ValueError(f"std={std} is too small for a grid of float64; scale the loss up")
+    return g
+
+
+@functools.lru_cache
+def rounding_charge(std: float, dimensions: int) -> float:
+    """How much further one example can move the sum once it is rounded to the grid.
+
+        ‖round(s + v) − round(s)‖₂ ≤ ‖v‖₂ + g·√d,      d = `dimensions`, all parameters together
+
+    since rounding to nearest moves the difference by at most g in each of d coordinates. An
+    example whose gradient is clipped to z is charged z plus this.
+
+    Guarantee: rounded up. Without noise nothing is rounded: std 0 → 0.
+
+    >>> rounding_charge(std=1.0, dimensions=4) >= 2 * 2**-32
+    True
+    """
+    if std == 0:
+        return 0.0
+    dimensions = checks.whole("dimensions", dimensions, least=1)
+    return grid(std) * math.nextafter(math.sqrt(dimensions), math.inf)
 
 
 def pass_size(batch_size: float, cap: int, micro_batch: int | None = None) -> int:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-NORM_ERROR = 1e-4  # more than a norm and what is added can differ, relatively (docs/sums.md)
+from epsilons.accounting.sums import NORM_ERROR
+
 _TINY = sys.float_info.min
 
 

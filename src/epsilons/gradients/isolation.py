@@ -48,16 +48,32 @@ def undisturbed(model: nn.Module, device: torch.device, seed: int) -> Iterator[C
                 else:
                     del held[name]
 
-    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002 (other people's)
-    devices = [device] if device.type != "cpu" else []
-    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
-        torch.manual_seed(seed)
+    with own_generators(device, seed):
         try:
             yield restore
         finally:
             restore()
+
+
+@contextmanager
+def own_generators(device: torch.device, seed: int) -> Iterator[None]:
+    """Torch, NumPy and Python draw from `seed` inside and go on from where they were outside."""
+    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002 (other people's)
+    devices = [device] if device.type != "cpu" else []
+    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
+        seed_generators(seed)
+        try:
+            yield
+        finally:
             random.setstate(python)
             np.random.set_state(legacy)  # noqa: NPY002
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of torch, NumPy and Python."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 (takes 32 bits)
+    random.seed(seed)
 
 
 def in_order(

@@ -74,8 +74,11 @@ def attach(
     order; some labels are compared. Every `refresh_every` steps (default: a third of an epoch) the
     norms of all examples are computed, `batch_size` at a time.
     Where Opacus takes noise and coins from is recorded, and said with the guarantee. The run folder
-    `out` is complete after `.close()`. To be called once, after `make_private` and
-    any step hook of your own, which is called as before, and before the first step.
+    `out` is complete after `.close()`. To be called once, after `make_private` and any step hook of
+    your own, which is called as before, and before the first step. Or after a restart, once
+    weights, optimizer and Opacus's accountant are restored (`PrivacyEngine.load_checkpoint`): the
+    run at `out` goes on at the step that the accountant is at, and steps that it has beyond are
+    charged again, with a warning. One that has fewer steps is refused.
 
     Works with hooks, functorch and ghost modes and with `BatchMemoryManager`. Refused: batches that
     are not Poisson samples, per-layer and adaptive clipping, distributed training, a rate that
@@ -94,7 +97,7 @@ def attach(
         )
     if dataset is not None and dataset is not data_loader.dataset:
         check_labels(dataset, data_loader.dataset)
-    _check_unattached(optimizer)
+    taken = _taken_unattached(optimizer)
     check_rate(sampler, data_loader, optimizer)
     check_parameters(hooks, optimizer)
     check_bounds(hooks, optimizer)
@@ -110,7 +113,7 @@ def attach(
         sums="float32",  # as Opacus adds gradients up
     )
     return AttachedToOpacus(
-        hooks, optimizer, sampler, loss_fn, data, plan, out=out, examples=examples,
+        hooks, optimizer, sampler, loss_fn, data, plan, out=out, taken=taken, examples=examples,
         batch_size=batch_size, collate_fn=collate_fn(data_loader),
         randomness=randomness_of(optimizer, sampler),
     )  # fmt: skip
@@ -134,6 +137,7 @@ class AttachedToOpacus(Accounted):
     ) -> None:
         super().__init__(
             hooks._module,
+            optimizer,
             loss_fn,
             dataset,
             plan,
@@ -159,6 +163,10 @@ class AttachedToOpacus(Accounted):
         if not self._closed:
             self._expect_whole()
             super().close()
+
+    def leave(self) -> None:
+        super().leave()
+        self.let_go()
 
     def let_go(self) -> None:
         """The optimizer as it was before accounting was attached."""
@@ -236,19 +244,15 @@ class AttachedToOpacus(Accounted):
             )
 
 
-def _check_unattached(optimizer: DPOptimizer) -> None:
-    """No other accounting, and no step that this one would leave out."""
+def _taken_unattached(optimizer: DPOptimizer) -> int | None:
+    """The steps that Opacus's accountant knows, unless other accounting is attached."""
     other = getattr(optimizer.step_hook, "__self__", None)
     if isinstance(other, AttachedToOpacus):
         if not other.closed:
             raise ValueError(
                 f"accounting is attached to this optimizer already, for {other.run.path}; "
-                "one run at a time"
+                "one run at a time: close() ends it, leave() lets it be gone on with"
             )
         other.let_go()
     accountant = accountant_of(optimizer.step_hook)
-    if accountant is not None and steps_taken(accountant):
-        raise ValueError(
-            f"Opacus's accountant knows {steps_taken(accountant)} steps already, which would be "
-            "missing here; attach right after make_private, before the first step"
-        )
+    return None if accountant is None else steps_taken(accountant)

@@ -19,9 +19,8 @@ from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch.utils.data import DataLoader, default_collate
 
 from epsilons.gradients.norms import trainable
-from epsilons.integrations.accounted import Collate
 from epsilons.randomness import Randomness, Source
-from epsilons.training.sampling import torch_source
+from epsilons.training.sampling import Collate, torch_source
 from epsilons.training.step import check_optimizer
 
 _SAME = 1e-9  # relative, between numbers that should be equal

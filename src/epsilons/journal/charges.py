@@ -25,14 +25,19 @@ def append_charge(chain: Chain, plan: Plan, first: int, last: int, *, anchored: 
         raise ValueError(f"steps {first} to {last} are of two phases; charge them apart")
     if any(plan.refresh_due(step) for step in range(first + 1, last + 1)):
         raise ValueError(f"steps {first} to {last} cross a refresh; charge them apart")
-    if plan.refresh_due(first) and refresh_in_force(chain, first) not in (None, first):
+    recorded = chain.last("refresh", "sampled") is not None
+    if plan.refresh_due(first) and recorded and refresh_in_force(chain, first) != first:
         raise ValueError(
-            f"the plan has a refresh at step {first}, and the norms that hold are of step "
-            f"{refresh_in_force(chain, first)}; record(step, norms) of all examples first, or plan "
-            "fewer refreshes"
+            f"the plan has a refresh at step {first}, and the norms that hold are of "
+            f"{_before(refresh_in_force(chain, first))}; record(step, norms) of all examples "
+            "first, or plan fewer refreshes"
         )
     facts = {"first": first, "last": last, **phase_constants(plan.phase(first))}
     chain.append("charge", facts, b"", b"", anchored=anchored)
+
+
+def _before(step: int | None) -> str:
+    return "no refresh" if step is None else f"step {step}"
 
 
 def append_restart(chain: Chain, step: int) -> None:

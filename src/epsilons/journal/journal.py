@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from epsilons.accounting.composition import Releases
 from epsilons.accounting.individual import Method
+from epsilons.accounting.margins import Margin
 from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons, Kind
 from epsilons.journal import assumptions, charges, norm_records, recorded_epsilons
@@ -41,6 +42,7 @@ class Journal:
         self._opening = read_opening(chain)
         self.format: int = self._opening.format
         self.plan: Plan = self._opening.plan
+        self.margin: Margin | None = self._opening.margin
         self.opening: Mapping[str, Any] = self._opening.facts
         self.ids: NDArray[Any] = self._opening.ids
 
@@ -51,6 +53,7 @@ class Journal:
         plan: Plan,
         ids: ArrayLike | None = None,
         *,
+        margin: Margin | None = None,
         columns: bytes = b"",
         random_loss: bool = False,
         random_data: bool = False,
@@ -62,6 +65,7 @@ class Journal:
     ) -> Self:
         """A new journal, mode 0600. `ids` (n,) name the examples in data set order.
 
+        `margin`: what `record` adds to norms, by default enough for any model; see `Margin`.
         `columns`: owners, groups and digests of the examples (see `Examples.packed`).
         `random_loss`: the loss is random (dropout); `random_data`: the data set returns an example
         differently each time (augmentation). Either makes norms of a refresh differ from those of
@@ -76,6 +80,7 @@ class Journal:
         facts = opening_facts(
             plan,
             names,
+            margin=Margin() if margin is None else margin,
             random_loss=random_loss,
             random_data=random_data,
             batch_invariant=batch_invariant,
@@ -122,18 +127,16 @@ class Journal:
     def record(self, step: int, norms: ArrayLike, indices: ArrayLike | None = None) -> None:
         """Record gradient norms that hold from `step` on.
 
-        They are priced as given, so a margin for rounding must be included, as
-        `training.charged_norms` does.
-
-        Without `indices`: norms (n,) of all examples, a refresh, before the step is charged; they
-        hold until the next refresh. With `indices`: norms of examples sampled at `step`, after it
-        is charged; they hold until the example's next record (see `record_some`). NaN is priced
-        at the clip bound. Recording the same again changes nothing.
+        Norms as they were computed: the journal adds its `margin`, and what it then holds is what
+        is priced. Without `indices`: norms (n,) of all examples, a refresh, before the step is
+        charged; they hold until the next refresh. With `indices`: norms of examples sampled at
+        `step`, after it is charged; they hold until the example's next record (see `record_some`).
+        NaN is priced at the clip bound. Recording the same again changes nothing.
         """
         if indices is not None:
             self.record_some("sampled", step, [np.asarray(indices)], [np.asarray(norms)])
             return
-        norm_records.append_all(self._chain, self.plan, step, norms)
+        norm_records.append_all(self._chain, self._opening, step, norms)
 
     def record_some(
         self,
@@ -148,7 +151,7 @@ class Journal:
         record. Under individual clipping they raise: a threshold must not depend on who was
         sampled. `"followed"`: of the same examples at every step; they change no ε of `epsilons`.
         """
-        norm_records.append_some(self._chain, self.plan, kind, first, indices, norms)
+        norm_records.append_some(self._chain, self._opening, kind, first, indices, norms)
 
     def record_random(self, what: Random, step: int) -> None:
         """Record that norms of a refresh differ from those of a step, from `step` on or earlier.
@@ -310,7 +313,7 @@ class Journal:
         return latest is not None and latest.facts["first"] >= first
 
     def norms(self, step: int) -> NDArray[np.float64]:
-        """The norms (n,) of all examples recorded at `step`, the latest if there are several."""
+        """The norms (n,) of all examples recorded at `step`, the latest of several, with margin."""
         return norm_records.norms_of_all(self._chain, step)
 
     def histories(

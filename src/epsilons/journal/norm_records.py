@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from epsilons.accounting.histories import clipping_thresholds
+from epsilons.accounting.margins import phases_of_norms
 from epsilons.accounting.plan import Plan
 from epsilons.journal.chain import Chain, Entry
 from epsilons.journal.charges import latest_entry, phase_constants, refresh_in_force, steps_charged
@@ -23,6 +24,7 @@ from epsilons.journal.intervals import (
     most_sampled_norms,
     split_by_sampled_norms,
 )
+from epsilons.journal.opening import Opening
 
 SomeKind = Literal["sampled", "followed"]
 
@@ -35,9 +37,10 @@ class Constants(NamedTuple):
     bound: NDArray[np.float64]
 
 
-def append_all(chain: Chain, plan: Plan, step: int, norms: ArrayLike) -> None:
+def append_all(chain: Chain, opening: Opening, step: int, norms: ArrayLike) -> None:
     """Append the norms (n,) of all examples; see `Journal.record`."""
-    row = _validated_norms(norms, plan.n).tobytes()
+    plan = opening.plan
+    row = _charged(opening, step, _validated_norms(norms, plan.n)).tobytes()
     last, charged = latest_entry(chain, "refresh"), steps_charged(chain)
     again = last is not None and last.facts["step"] == step
     if last is not None and again and chain.norms(last.number) == row:
@@ -52,13 +55,14 @@ def append_all(chain: Chain, plan: Plan, step: int, norms: ArrayLike) -> None:
 
 def append_some(
     chain: Chain,
-    plan: Plan,
+    opening: Opening,
     kind: SomeKind,
     first: int,
     indices: Sequence[NDArray[Any]],
     norms: Sequence[NDArray[Any]],
 ) -> None:
     """Append norms of some examples, one array per step from `first` on; see `record_some`."""
+    plan = opening.plan
     if kind not in get_args(SomeKind):
         raise ValueError(f"kind={kind!r}; expected one of {', '.join(get_args(SomeKind))}")
     if kind == "sampled" and plan.clipping == "individual":
@@ -67,7 +71,10 @@ def append_some(
             "under individual clipping only norms of all examples are recorded"
         )
     chosen = [np.asarray(i, dtype="<i8") for i in indices]
-    rows = [_validated_norms(z, len(i)) for i, z in zip(chosen, norms, strict=True)]
+    rows = [
+        _charged(opening, first + k, _validated_norms(z, len(i)))
+        for k, (i, z) in enumerate(zip(chosen, norms, strict=True))
+    ]
     if any(len(i) and not (i.min() >= 0 and i.max() < plan.n) for i in chosen):
         raise ValueError(f"an index is outside the {plan.n} examples of the plan")
     facts = {"first": first, "counts": [len(i) for i in chosen]}
@@ -244,6 +251,15 @@ def _sampled_offsets(
             of_sampled = _sampled_norms(chain, chosen[first : first + chunk])
             most = np.maximum(most, most_sampled_norms(intervals, of_sampled))
     return np.append(0, np.cumsum(most))
+
+
+def _charged(opening: Opening, step: int, norms: NDArray[np.float64]) -> NDArray[np.float64]:
+    if opening.margin is None:
+        raise ValueError(
+            "an earlier version began this journal, and its loop added the margin to the norms; "
+            "go on with that version"
+        )
+    return opening.margin.charged(norms, phases_of_norms(opening.plan, step))
 
 
 def _validated_norms(norms: ArrayLike, n: int) -> NDArray[np.float64]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from epsilons.accounting.margins import Margin
 from epsilons.accounting.plan import Plan
 from epsilons.journal.chain import SALT_BYTES, Chain
 from epsilons.randomness import Randomness
@@ -19,10 +20,14 @@ FORMAT = 2
 
 
 class Opening(NamedTuple):
-    """The first entry, parsed; `facts` is its JSON, which has everything but the ids."""
+    """The first entry, parsed; `facts` is its JSON, which has everything but the ids.
+
+    `margin`: None in a journal of an earlier version, whose loop added it to the norms.
+    """
 
     format: int
     plan: Plan
+    margin: Margin | None
     ids: NDArray[Any]
     facts: Mapping[str, Any]
 
@@ -42,6 +47,7 @@ def opening_facts(
     plan: Plan,
     ids: NDArray[Any],
     *,
+    margin: Margin,
     random_loss: bool,
     random_data: bool,
     batch_invariant: bool,
@@ -53,6 +59,7 @@ def opening_facts(
     return {
         "format": FORMAT,
         "plan": plan.to_dict(),
+        "margin": margin.to_dict(),
         "id_type": ids.dtype.str,
         "random_loss": random_loss,
         "random_data": random_data,
@@ -76,4 +83,5 @@ def read_opening(chain: Chain) -> Opening:
         )
     plan = Plan.from_dict(entry.facts["plan"])
     ids = np.frombuffer(chain.indices(entry.number), dtype=np.dtype(entry.facts["id_type"]))
-    return Opening(number, plan, ids, entry.facts)
+    margin = Margin(**entry.facts["margin"]) if "margin" in entry.facts else None
+    return Opening(number, plan, margin, ids, entry.facts)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,59 +18,16 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
-from epsilons.accounting import checks, threads
+from epsilons.accounting import threads
+from epsilons.accounting.sums import grid
 from epsilons.noise.gaussian import gaussian_units
 from epsilons.noise.keystream import Keystream
 
 UNITS_LIMIT = 2.0**62  # the noise stays below 2³⁷ units, so the total fits into int64
 _CHUNK = 1 << 14  # coordinates whose noise is made together: they stay in the cache
 _WORD = 8  # bytes
-_GRID_BITS = 32
 _PRECISE = frozenset({torch.float32, torch.float64})
 _Floats = NDArray[np.floating[Any]]
-
-
-def grid(std: float) -> float:
-    """The grid of noise with standard deviation `std`.
-
-        g = the largest power of two ≤ 2⁻³²·std
-
-    A power of two, so that dividing by it is exact.
-
-    >>> grid(1.5) == 2**-32
-    True
-    """
-    return _grid(float(std))
-
-
-@functools.lru_cache
-def _grid(std: float) -> float:
-    checks.positive("std", std)
-    _, exponent = math.frexp(std)
-    g = math.ldexp(1.0, exponent - 1 - _GRID_BITS)
-    if g < sys.float_info.min:
-        raise ValueError(f"std={std} is too small for a grid of float64; scale the loss up")
-    return g
-
-
-@functools.lru_cache
-def rounding_charge(std: float, dimensions: int) -> float:
-    """How much further one example can move the sum once it is rounded to the grid.
-
-        ‖round(s + v) − round(s)‖₂ ≤ ‖v‖₂ + g·√d,      d = `dimensions`, all parameters together
-
-    since rounding to nearest moves the difference by at most g in each of d coordinates. An
-    example whose gradient is clipped to z is charged z plus this.
-
-    Guarantee: rounded up. Without noise nothing is rounded: std 0 → 0.
-
-    >>> rounding_charge(std=1.0, dimensions=4) >= 2 * 2**-32
-    True
-    """
-    if std == 0:
-        return 0.0
-    dimensions = checks.whole("dimensions", dimensions, least=1)
-    return grid(std) * math.nextafter(math.sqrt(dimensions), math.inf)
 
 
 class GridNoise:

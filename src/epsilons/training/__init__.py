@@ -9,17 +9,18 @@ from epsilons.training.inspection import steps_are_batch_invariant
 from epsilons.training.interrupt import Interrupted
 from epsilons.training.loop import Step
 from epsilons.training.losses import supervised
+from epsilons.training.private_training import PrivateTraining
 from epsilons.training.sampling import PoissonLoader
-from epsilons.training.step import charged_norms, private_step
+from epsilons.training.step import private_step
 
 __all__ = [
     "Callbacks",
     "Ema",
     "Interrupted",
     "PoissonLoader",
+    "PrivateTraining",
     "Step",
     "TensorBoard",
-    "charged_norms",
     "correct_class",
     "fit",
     "private_step",

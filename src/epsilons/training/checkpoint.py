@@ -6,6 +6,7 @@ holds positions, not keys: every earlier checkpoint is still somewhere on the di
 
 from __future__ import annotations
 
+import copy
 import errno
 import hashlib
 import json
@@ -13,9 +14,10 @@ import os
 import pickle
 import warnings
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -26,6 +28,15 @@ from epsilons.files import private_file
 from epsilons.training.keys import Streams
 
 _DIGEST = 32  # bytes
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What has a state that checkpoints keep: an average of weights, a scheduler."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
 
 
 @dataclass
@@ -55,6 +66,14 @@ class Pending:
         return cls(plain["first"], indices, norms)
 
 
+class BeforeBody(NamedTuple):
+    """What the body of a loop may change, as it was before the body of a step."""
+
+    kept: list[Any]
+    param_groups: list[dict[str, Any]]
+    versions: list[int]
+
+
 @dataclass
 class State:
     """Where a run stands: before step `step`, with its objects, streams and unwritten norms."""
@@ -62,20 +81,41 @@ class State:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     scheduler: torch.optim.lr_scheduler.LRScheduler | None
-    callback: object
+    kept: Sequence[Stateful]
     followed: Tensor
+    micro_batch: int | None
     streams: Streams = field(init=False)
     step: int = 0
+    loss: float = float("nan")  # of the step before
+    unseen: bool = False  # whether that step was not shown to the loop's body
     sampled_norms: Pending = field(default_factory=Pending)
     followed_norms: Pending = field(default_factory=Pending)
 
-    def save(self, path: Path) -> None:
+    def before_body(self) -> BeforeBody:
+        """Copies of what is small, and the versions of what is not."""
+        return BeforeBody(
+            copy.deepcopy([each.state_dict() for each in self.kept]),
+            copy.deepcopy(self.optimizer.state_dict()["param_groups"]),
+            self._versions(),
+        )
+
+    def save(self, path: Path, before: BeforeBody | None = None) -> None:
+        """Write a checkpoint, as things are or as they were `before` the body of a loop.
+
+        None is written if the body changed the weights since: the one before stands.
+        """
+        if before is not None and before.versions != self._versions():
+            return
+        now = self.before_body() if before is None else before
         content = {
             "step": self.step,
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.optimizer.state_dict() | {"param_groups": now.param_groups},
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
-            "callback": _callback_state(self.callback),
+            "kept": now.kept,
+            "micro_batch": self.micro_batch,
+            "loss": self.loss,
+            "unseen": self.unseen,
             "streams": self.streams.state(),
             "followed": self.followed,
             "sampled_norms": self.sampled_norms.to_plain(),
@@ -84,18 +124,33 @@ class State:
         with private_file(path) as file:
             torch.save(content, file)
 
-    def load(self, content: dict[str, Any]) -> None:
-        """Take over what `save` wrote, into the same objects; the streams are the caller's."""
+    def load(self, content: dict[str, Any], *, kept: bool = True) -> None:
+        """Take over what `save` wrote, into the same objects; the streams are the caller's.
+
+        `kept`: into those of `kept` too.
+        """
         self.step = content["step"]
         self.model.load_state_dict(content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(content["scheduler"])
-        if content["callback"] is not None:
-            self.callback.load_state_dict(content["callback"])  # type: ignore[attr-defined]
+        if len(content["kept"]) != len(self.kept):
+            raise ValueError(
+                f"the run keeps the state of {len(content['kept'])} objects, and state has "
+                f"{len(self.kept)}; give the same ones in the same order"
+            )
+        for each, state in zip(self.kept, content["kept"] if kept else (), strict=kept):
+            each.load_state_dict(state)
+        # passes as they were give the bits that were; a smaller size was asked for, or needed
+        given = [size for size in (self.micro_batch, content["micro_batch"]) if size is not None]
+        self.micro_batch = min(given, default=None)
+        self.loss, self.unseen = content["loss"], content["unseen"]
         self.followed = content["followed"]
         self.sampled_norms = Pending.from_plain(content["sampled_norms"])
         self.followed_norms = Pending.from_plain(content["followed_norms"])
+
+    def _versions(self) -> list[int]:
+        return [tensor._version for tensor in self.model.state_dict(keep_vars=True).values()]
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -115,7 +170,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} is not a checkpoint of this library: it is damaged or holds more than data"
         ) from error
-    if not isinstance(content, dict) or "streams" not in content:
+    if not isinstance(content, dict) or "kept" not in content:
         raise ValueError(
             f"{path} is not a checkpoint of this version; go on with the one that began the run"
         )
@@ -149,6 +204,11 @@ class Releases:
         whole = os.fstat(self._file).st_size >= _offset(step)
         return whole and os.pread(self._file, _DIGEST, 0) == self._here
 
+    @property
+    def count(self) -> int:
+        """The first step without a digest, whether or not the others are of this environment."""
+        return max(0, os.fstat(self._file).st_size // _DIGEST - 1)
+
     def has(self, step: int) -> bool:
         """Whether the digest of a step is on record."""
         return os.fstat(self._file).st_size >= _offset(step + 1)
@@ -173,8 +233,3 @@ class Releases:
 
 def _offset(step: int) -> int:
     return (1 + step) * _DIGEST
-
-
-def _callback_state(callback: object) -> Any:
-    state_dict = getattr(callback, "state_dict", None)
-    return None if state_dict is None else state_dict()

@@ -10,12 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from epsilons.gradients.norms import LossFn
-from epsilons.training.sampling import batch_of
+from epsilons.training.sampling import Collate, batch_of
 
 CorrectFn = Callable[[nn.Module, Any], Tensor]
+Outcomes = tuple[NDArray[np.float64], NDArray[np.bool_] | None]
+_AT_A_TIME = 256  # examples
 
 
 def correct_class(model: nn.Module, batch: Any) -> Tensor:
@@ -34,9 +36,9 @@ def outcomes(
     loss_fn: LossFn,
     correct_fn: CorrectFn | None,
     data: Dataset[Any],
-    batch_size: int,
     where: torch.device,
-) -> tuple[NDArray[np.float64], NDArray[np.bool_] | None]:
+    collate_fn: Collate = default_collate,
+) -> Outcomes:
     """Losses (n,) and, with a `correct_fn`, correctness (n,), in evaluation mode."""
     n = len(data)  # type: ignore[arg-type]
     losses, correct = np.empty(n), np.empty(n, dtype=bool)
@@ -44,9 +46,10 @@ def outcomes(
     model.eval()
     try:
         with torch.no_grad():
-            for first in range(0, n, batch_size):
-                part = slice(first, min(first + batch_size, n))
-                batch = to_device(batch_of(data, torch.arange(part.start, part.stop)), where)
+            for first in range(0, n, _AT_A_TIME):
+                part = slice(first, min(first + _AT_A_TIME, n))
+                chosen = torch.arange(part.start, part.stop)
+                batch = to_device(batch_of(data, chosen, collate_fn), where)
                 losses[part] = loss_fn(model, batch).double().cpu().numpy()
                 if correct_fn is not None:
                     correct[part] = correct_fn(model, batch).cpu().numpy()

@@ -9,7 +9,7 @@ examples are taken each time; what was not tested is not known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from epsilons.gradients.model_checks import GROUPED, check_model, expect_separat
 from epsilons.gradients.norms import LossFn, trainable
 from epsilons.gradients.trees import tensors_in
 from epsilons.training.evaluation import to_device
-from epsilons.training.sampling import batch_of
+from epsilons.training.sampling import Collate, batch_of
 from epsilons.training.step import pass_sizes
 
 FETCHED = 32  # examples that are fetched twice
@@ -34,8 +34,6 @@ COMPARED = 256  # examples whose bits are compared before training
 _LEAST = 1e-4
 _QUICKLY = {"arrangements": 2, "probes": 0}  # at a refresh: each is as dear as a pass
 _STRIDE = 7919  # from one refresh to the next other examples are looked at
-
-Collate = Callable[[list[Any]], Any]
 
 
 class Inspection(NamedTuple):
@@ -54,14 +52,16 @@ def inspect_start(
     loss_fn: LossFn,
     data: Dataset[Any],
     *,
+    most: int | None = None,
     sizes: Collection[int] = (),
     collate_fn: Collate = default_collate,
 ) -> Inspection:
     """Before training: `check_model` on some examples of `data`, and what `Inspection` says.
 
-    `sizes`: of the steps' passes, if what they sum is to be covered.
+    `most`: about so many examples in memory at a time, if that is given. `sizes`: of the steps'
+    passes, if what they sum is to be covered.
     """
-    batch, random_data = _fetched(model, data, 0, GROUPED, collate_fn)
+    batch, random_data = _fetched(model, data, 0, _grouped(most), collate_fn)
     learned = check_model(model, loss_fn, batch)
     invariant = bits_agree(model, loss_fn, data, sizes, collate_fn=collate_fn)
     return Inspection(bool(learned.random_loss), random_data, invariant)
@@ -103,9 +103,7 @@ def inspect_refresh(
     At most about `most` examples, or those of a pass, are in memory at a time, at least two. The
     model is left as it was, and so are the random generators of torch, NumPy and Python.
     """
-    # half of them are twice in one batch
-    grouped = max(2, min(GROUPED, most * 2 // 3))
-    batch, random_data = _fetched(model, data, step + 1, grouped, collate_fn)
+    batch, random_data = _fetched(model, data, step + 1, _grouped(most), collate_fn)
     random_loss = expect_separate(model, loss_fn, batch, least=_LEAST)
     invariant = _invariant(model, loss_fn, batch, sizes, **_QUICKLY)
     return Inspection(random_loss, random_data, invariant)
@@ -128,6 +126,11 @@ def _invariant(
 ) -> bool:
     tested = (batch_invariant(model, loss_fn, batch, size, **extent) for size in sizes)
     return len(sizes) > 0 and all(tested)
+
+
+def _grouped(most: int | None) -> int:
+    """How many examples to group, half of which are in one batch twice."""
+    return GROUPED if most is None else max(2, min(GROUPED, most * 2 // 3))
 
 
 def _fetched(

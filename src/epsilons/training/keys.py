@@ -29,6 +29,7 @@ class Streams:
         self.number = number
         self.sampling, self.noise = key.fork(b"sampling"), key.fork(b"noise")
         self._losses, self._passes = key.fork(b"losses"), key.fork(b"passes")
+        self._data = key.fork(b"data")
         key.destroy()
 
     @classmethod
@@ -43,6 +44,10 @@ class Streams:
         """The same for the passes before `step` that measure norms."""
         return _word_at(self._passes, step)
 
+    def data_seed(self, step: int) -> int:
+        """The same for what the data set draws when the batch of `step` is fetched."""
+        return _word_at(self._data, step)
+
     def state(self) -> dict[str, Any]:
         """Which key, and how far its streams were read: no secret."""
         positions = {"sampling": self.sampling.position, "noise": self.noise.position}
@@ -53,7 +58,7 @@ class Streams:
         self.noise.seek(state["noise"])
 
     def destroy(self) -> None:
-        for stream in (self.sampling, self.noise, self._losses, self._passes):
+        for stream in (self.sampling, self.noise, self._losses, self._passes, self._data):
             stream.destroy()
 
 

@@ -6,32 +6,37 @@ undercounts. Norms of single examples are written when a range is complete.
 
 from __future__ import annotations
 
-import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Subset
 
 from epsilons.accounting.histories import clipping_thresholds
-from epsilons.gradients.model_checks import MixedExamples
-from epsilons.gradients.norms import LossFn, gradient_norms
+from epsilons.gradients.isolation import own_generators, seed_generators
+from epsilons.gradients.norms import Clipped, LossFn
 from epsilons.journal import SomeKind
 from epsilons.noise.grid import GridNoise
-from epsilons.noise.keystream import poisson_draw
 from epsilons.release.ledger import renew_ledger
 from epsilons.runs import Run
-from epsilons.training.checkpoint import Pending, Releases, ReplayDiffers, State, read_checkpoint
+from epsilons.training.batches import Batches
+from epsilons.training.checkpoint import (
+    BeforeBody,
+    Pending,
+    Releases,
+    ReplayDiffers,
+    State,
+    read_checkpoint,
+)
 from epsilons.training.evaluation import to_device
-from epsilons.training.inspection import bits_agree, inspect_refresh
 from epsilons.training.interrupt import Interrupted
 from epsilons.training.keys import Streams, destroy_keys, kept_key, new_key
-from epsilons.training.sampling import batch_of
-from epsilons.training.step import charged_norms, pass_sizes, refresh_examples, taken_step
+from epsilons.training.movement import Movement
+from epsilons.training.norm_passes import NormPasses
+from epsilons.training.step import taken_step
 
 RANGE = 32  # steps charged ahead at most
 CHECKPOINT_SECONDS = 30.0
@@ -41,13 +46,23 @@ _ROUNDING = 1e-3
 
 @dataclass(frozen=True)
 class Step:
-    """What `on_step` is told: the step just taken (from 0). The loss is private."""
+    """The step just taken.
+
+    `number`: from 0. `loss`: mean of the batch, before the step; private, NaN of an empty batch.
+    `replayed`: a process that was stopped had released this step, and may have shown it already.
+    """
 
     number: int
     model: nn.Module
     optimizer: torch.optim.Optimizer
     loss: float
     run: Run
+    replayed: bool
+
+    @property
+    def worst_case(self) -> float:
+        """ε that the run guarantees for what is charged: up to this step, and a few ahead."""
+        return self.run.journal.worst_case()
 
 
 @dataclass
@@ -57,13 +72,11 @@ class Loop:
     run: Run
     state: State
     loss_fn: LossFn
-    train: Dataset[Any]
+    batches: Batches
+    passes: NormPasses
     seed: int | None
     where: torch.device
-    micro_batch: int | None
-    pass_batch: int
     environment: dict[str, str]
-    loss: float = float("nan")
     refresh_seconds: float = 0.0
     spent: dict[str, float] = field(default_factory=lambda: {"refresh": 0.0, "step": 0.0})
 
@@ -72,18 +85,22 @@ class Loop:
         self.journal = self.run.journal
         self.releases = Releases(self.run.releases_file, self.environment)
         self.norms: NDArray[np.float64] | None = None  # of all examples, as recorded
-        self._norms_step: int | None = (
-            None  # the step whose model they are of, if that is the present one
-        )
-        self._replaying = False  # with the key of an earlier call of `fit`
+        self._norms_step: int | None = None  # of whose weights they are, if of the present ones
+        self._replaying = False  # with the key of an earlier process
+        self._released = 0  # the first step that no earlier process can have released
+        self._movement: Movement | None = None
         self._saved = time.monotonic()
 
-    def restore(self) -> None:
-        """Start where the run stands: at its checkpoint, or at its beginning."""
+    def restore(self, *, kept: bool = True) -> None:
+        """Start where the run stands: at its checkpoint, or at its beginning.
+
+        `kept`: with the user's objects; else they are left as they are.
+        """
         charged, old = self.journal.steps_charged, None
         if self.run.checkpoint_file.exists():
             content = read_checkpoint(self.run.checkpoint_file)
-            self.state.load(content)
+            self.state.load(content, kept=kept)
+            self.passes.micro_batch = self.state.micro_batch
             if self.state.step > charged:
                 raise ValueError(
                     f"{self.run.path} has a checkpoint of step {self.state.step} and a journal "
@@ -92,6 +109,7 @@ class Loop:
                 )
             old = self._streams(content["streams"])
         step = self.state.step
+        self._released = max(step, self.releases.count)
         if charged == step:
             self.releases.begin(step)  # nothing beyond the checkpoint can have been released
         if not self.releases.known_from(step) or (old is None and self.releases.has(step)):
@@ -103,14 +121,8 @@ class Loop:
         if self.journal.restarts:
             self.run.publish_plan()  # in case a crash came before
         self.norms = self._norms_at(self.state.step)
-
-    def test_again(self) -> None:
-        """Test batch invariance as before training: machine, threads or passes may be others."""
-        sizes = pass_sizes(self.plan, self.micro_batch)
-        covered = self.journal.sums_covered
-        if covered and not bits_agree(self.state.model, self.loss_fn, self.train, sizes):
-            self.journal.record_batch_dependence(self.state.step)
-            renew_ledger(self.run)
+        if step == 0:
+            self._movement = Movement(self.state.model)
 
     def advance(self, last: int) -> bool:
         """Take the next step, with what is due before and after it.
@@ -118,30 +130,52 @@ class Loop:
         False if it was charged before and has to be charged again first.
         """
         step = self.state.step
-        if self._replaying and not self.releases.has(step):
-            self._take_key(self.journal.restarts)
-        self._refresh(step)
-        if step == self.journal.steps_charged:
-            self.journal.charge(step, self._range_end(step, last))
-        began = time.monotonic()
-        try:
-            self._step(step)
-        except ReplayDiffers:
-            self._renew()
-            return False
+        with own_generators(self.where, seed=0):  # each part of the step seeds them
+            if self._replaying and not self.releases.has(step):
+                self._take_key(self.journal.restarts)
+            self._refresh(step)
+            if step == self.journal.steps_charged:
+                self.journal.charge(step, self._range_end(step, last))
+            began = time.monotonic()
+            try:
+                self._step(step)
+            except ReplayDiffers:
+                self._renew()
+                renew_ledger(self.run)
+                return False
         self.spent["step"] += time.monotonic() - began
         self.state.step += 1
+        if self._movement is not None:
+            self._movement = self._movement.after(self.state.step, last)
         if self.state.step == self.journal.steps_charged:
             self._flush()
-        if time.monotonic() - self._saved > CHECKPOINT_SECONDS:
-            self._save()
         return True
 
-    def stop(self, signal: int) -> None:
-        """Save, so that the run can be resumed, and say so."""
+    def present(self) -> Step:
+        """The step that was taken last."""
+        state = self.state
+        number = state.step - 1
+        return Step(
+            number, state.model, state.optimizer, state.loss, self.run, number < self._released
+        )
+
+    def save_in_time(self) -> None:
+        """Write a checkpoint if the last one is old."""
+        if time.monotonic() - self._saved > CHECKPOINT_SECONDS:
+            self._save()
+
+    def leave(self, before: BeforeBody) -> None:
+        """Save the run as it was `before` the body of the step that was taken last."""
+        self.state.unseen = True
+        with suppress(OSError):  # else the last checkpoint stands, and steps are replayed
+            self._save(before)
+            self._let_go()
+
+    def stop(self, signal: int, *, unseen: bool) -> None:
+        """Save, so that the run can be resumed, and say so; `unseen`: before the body of a step."""
+        self.state.unseen = unseen
         self._save()
-        if not self.releases.has(self.state.step):
-            destroy_keys(self.run.private)  # the next call takes a fresh one
+        self._let_go()
         raise Interrupted(self.run.path, self.state.step, signal)
 
     def finish_steps(self) -> None:
@@ -153,109 +187,73 @@ class Loop:
         self.run.save_timings(self.spent)
 
     def close(self) -> None:
+        self.batches.close()
         self.releases.close()
 
     def _refresh(self, step: int) -> None:
-        """Norms of all examples, if they are due; at a phase, the bounds that go on holding."""
-        due = self.plan.refresh_due(step)
-        boundary = step > 0 and self.plan.phase(step).first == step
-        if not due and (self.norms is None or not boundary):
+        """Norms of all examples, if they are due."""
+        if not self.plan.refresh_due(step):
             return
-        if step in self.journal.refreshes_now():
-            self.norms = self.journal.norms(step)  # a replay: the facts stand
-            self._norms_step = step if due else None
-            return
-        began = time.monotonic()
-        if due or self.norms is None:
-            self._inspect(step)
-            found = gradient_norms(
-                self.state.model,
-                self.loss_fn,
-                self.train,
-                batch_size=refresh_examples(self.plan, step, self.micro_batch, self.pass_batch),
-                seed=self.state.streams.pass_seed(step),
-            )
-            self._note_non_finite(step, np.flatnonzero(~np.isfinite(found)))
-            self.norms = self._charged(found, step)
-            self._norms_step = step
-        elif self.plan.clipping == "individual":
-            before = self.plan.phase(step - 1)
-            self.norms = clipping_thresholds(self.norms, before.max_grad_norm, self.plan.levels)
-        self.journal.record(step, self.norms)
-        self.refresh_seconds = time.monotonic() - began
-        self.spent["refresh"] += self.refresh_seconds
-
-    def _inspect(self, step: int) -> None:
-        """Note what is random or no longer covered; a loss that mixes examples ends the run."""
-        sizes = pass_sizes(self.plan, self.micro_batch) if self.journal.sums_covered else ()
-        try:
-            found = inspect_refresh(
-                self.state.model,
-                self.loss_fn,
-                self.train,
-                step,
-                most=self.pass_batch,
-                sizes=sizes,
-            )
-        except MixedExamples:
-            if self.journal.steps_charged:
-                self.journal.record_mixing(step)
-            raise
-        if found.random_loss:
-            self.journal.record_random("loss", step)
-        if found.random_data:
-            self.journal.record_random("data", step)
-        if sizes and not found.batch_invariant:
-            self.journal.record_batch_dependence(step)
-            renew_ledger(self.run)
+        if step not in self.journal.refreshes_now():  # else a replay: the facts stand
+            began = time.monotonic()
+            found = self.passes.of_all(step, self.state.streams.pass_seed(step))
+            self.journal.record(step, found)
+            self.refresh_seconds = time.monotonic() - began
+            self.spent["refresh"] += self.refresh_seconds
+        self.norms, self._norms_step = self.journal.norms(step), step
 
     def _step(self, step: int) -> None:
         state, phase = self.state, self.plan.phase(step)
-        torch.manual_seed(state.streams.loss_seed(step))
-        indices = poisson_draw(state.streams.sampling, self.plan.n, phase.sample_rate)
-        batch = to_device(batch_of(self.train, indices), self.where) if len(indices) else None
+        indices, batch = self.batches.take(state.streams, step)
+        if batch is not None:
+            batch = to_device(batch, self.where)
         if len(state.followed):
-            followed = gradient_norms(
-                state.model,
-                self.loss_fn,
-                Subset(self.train, state.followed.tolist()),
-                batch_size=self.pass_batch,
-                seed=state.streams.pass_seed(step),
+            followed = self.passes.of_some(
+                state.followed.numpy(), step, state.streams.pass_seed(step)
             )
-        taken = taken_step(
-            state.model,
-            state.optimizer,
-            self.loss_fn,
-            batch,
-            phase,
-            noise=_RecordedNoise(GridNoise(state.streams.noise), self.releases, step),
-            bounds=self._bounds(indices, phase.max_grad_norm),
-            micro_batch=self.micro_batch,
-        )
-        if len(indices):
-            self.loss = float(taken.losses.mean())
+        noise = _RecordedNoise(GridNoise(state.streams.noise), self.releases, step)
+        before = self.passes.micro_batch
+
+        def take() -> Clipped:
+            seed_generators(state.streams.loss_seed(step))
+            return taken_step(
+                state.model,
+                state.optimizer,
+                self.loss_fn,
+                batch,
+                phase,
+                noise=noise,
+                bounds=self._bounds(indices, phase.max_grad_norm),
+                micro_batch=self.passes.micro_batch,
+            )
+
+        taken = self.passes.within_memory(take, step, begun=lambda: noise.drawn)
+        state.micro_batch = self.passes.micro_batch
+        state.loss = float(taken.losses.mean()) if len(indices) else float("nan")
         if state.scheduler is not None:
             state.scheduler.step()
         found = taken.norms.cpu().numpy()
-        self._note_non_finite(step, indices.numpy()[~np.isfinite(found)])
+        self.passes.note_non_finite(step, indices.numpy()[~np.isfinite(found)])
         if self.plan.clipping == "max" and self._norms_step == step and not self.journal.random:
-            self._expect_charged(step, indices.numpy(), found)
+            self._expect_charged(step, indices.numpy(), found, same=before == state.micro_batch)
         if self._records_sampled():
-            state.sampled_norms.add(step, indices.numpy(), self._charged(found, step))
+            state.sampled_norms.add(step, indices.numpy(), found)
         if len(state.followed):
-            state.followed_norms.add(step, state.followed.numpy(), self._charged(followed, step))
-        if callable(state.callback):
-            state.callback(Step(step, state.model, state.optimizer, self.loss, self.run))
+            state.followed_norms.add(step, state.followed.numpy(), followed)
 
     def _expect_charged(
-        self, step: int, indices: NDArray[np.int64], norms: NDArray[np.float64]
+        self, step: int, indices: NDArray[np.int64], norms: NDArray[np.float64], *, same: bool
     ) -> None:
-        """Note it if an example added more to this step than was charged for it just before."""
+        """Note it if an example may have added more to this step than was charged just before.
+
+        `same`: its pass was of the shape of the refresh.
+        """
         assert self.norms is not None
         bound = self.plan.phase(step).max_grad_norm
         added = np.where(np.isfinite(norms), np.minimum(norms, bound), 0.0)
         charged = np.nan_to_num(self.norms[indices], nan=bound)
-        if (added > charged * (1 + _ROUNDING) + _ROUNDING**2 * bound).any():
+        more = (added > charged * (1 + _ROUNDING) + _ROUNDING**2 * bound).any()
+        if more or (not same and self.journal.kind != "estimate"):
             self.journal.record_random("norms", step)
 
     def _records_sampled(self) -> bool:
@@ -263,9 +261,6 @@ class Loop:
         if self.plan.clipping != "max" or self.norms is None:
             return False
         return self.plan.refresh_every != 1 or bool(self.journal.random)
-
-    def _charged(self, norms: NDArray[np.float64], step: int) -> NDArray[np.float64]:
-        return charged_norms(norms, self.state.model, self.plan.phase(step))
 
     def _bounds(self, indices: Tensor, bound: float) -> float | Tensor:
         """Clip bounds of the drawn examples, or the common one."""
@@ -315,7 +310,7 @@ class Loop:
         destroy_keys(self.run.private, but=self.state.streams.number)
         self._replaying = False
 
-    def _streams(self, state: dict[str, Any]) -> Streams | None:
+    def _streams(self, state: dict[str, int]) -> Streams | None:
         """The streams of a checkpoint; None if their key is gone."""
         if self.seed is None:
             streams = kept_key(self.run.private, state["key"])
@@ -330,14 +325,12 @@ class Loop:
         earlier = [t for t in self.journal.refreshes_now() if t < step]
         return self.journal.norms(earlier[-1]) if earlier else None
 
-    def _note_non_finite(self, step: int, indices: NDArray[np.int64]) -> None:
-        """Name the examples without a finite gradient, in private."""
-        if len(indices):
-            ids = self.run.examples.ids[indices].tolist()
-            self.run.append_line("non_finite.jsonl", json.dumps({"step": step, "ids": ids}))
+    def _let_go(self) -> None:
+        if not self.releases.has(self.state.step):
+            destroy_keys(self.run.private)  # who resumes takes a fresh one
 
-    def _save(self) -> None:
-        self.state.save(self.run.checkpoint_file)
+    def _save(self, before: BeforeBody | None = None) -> None:
+        self.state.save(self.run.checkpoint_file, before)
         self._saved = time.monotonic()
 
 
@@ -346,8 +339,10 @@ class _RecordedNoise:
 
     def __init__(self, noise: GridNoise, releases: Releases, step: int) -> None:
         self._noise, self._releases, self._step = noise, releases, step
+        self.drawn = False
 
     def added_to(self, sums: dict[str, Tensor], std: float, divisor: float) -> dict[str, Tensor]:
+        self.drawn = True
         released = self._noise.added_to(sums, std, divisor)
         self._releases.witness(self._step, released)
         return released

@@ -16,6 +16,7 @@ from epsilons.accounting.plan import Plan
 from epsilons.noise.keystream import Keystream, poisson_draw
 from epsilons.randomness import Source
 
+Collate = Callable[[list[Any]], Any]
 _CHOSEN = 2**48
 
 
@@ -35,7 +36,7 @@ class PoissonLoader:
         plan: Plan,
         *,
         generator: torch.Generator | Keystream | None = None,
-        collate_fn: Callable[[list[Any]], Any] = default_collate,
+        collate_fn: Collate = default_collate,
     ) -> None:
         n = len(dataset)  # type: ignore[arg-type]
         if n != plan.n:
@@ -89,9 +90,7 @@ def torch_source(generator: torch.Generator) -> Source:
     return "torch seeded" if generator.initial_seed() < _CHOSEN else "torch"
 
 
-def batch_of(
-    dataset: Dataset[Any], indices: Tensor, collate: Callable[[list[Any]], Any] = default_collate
-) -> Any:
+def batch_of(dataset: Dataset[Any], indices: Tensor, collate: Collate = default_collate) -> Any:
     """The examples at `indices` as one batch, by one gather where the data set is tensors."""
     if isinstance(dataset, torch.utils.data.TensorDataset) and collate is default_collate:
         return [tensor[indices] for tensor in dataset.tensors]

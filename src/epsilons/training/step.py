@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from epsilons.accounting.margins import Margin
 from epsilons.accounting.plan import Phase, Plan
-from epsilons.accounting.sums import pass_size, sum_remainder
-from epsilons.gradients.clip_factors import NORM_ERROR
+from epsilons.accounting.sums import pass_size
 from epsilons.gradients.norms import (
     Clipped,
     LossFn,
@@ -24,7 +24,6 @@ from epsilons.gradients.norms import (
     example_count,
     trainable,
 )
-from epsilons.noise.grid import rounding_charge
 
 Bounds = float | Tensor | NDArray[np.float64]
 
@@ -118,6 +117,11 @@ def pass_examples(plan: Plan | Phase, micro_batch: int | None) -> int | None:
     return pass_size(plan.batch_size, plan.max_batch, micro_batch)
 
 
+def most_examples(plan: Plan | Phase, micro_batch: int | None) -> int:
+    """How many examples a pass of a step takes, about, where it takes all there are."""
+    return pass_examples(plan, micro_batch) or micro_batch or max(1, round(plan.batch_size))
+
+
 def refresh_examples(plan: Plan, step: int, micro_batch: int | None, usual: int) -> int:
     """How many examples each pass of a refresh takes: `usual`, or as the step's if it matters.
 
@@ -174,32 +178,6 @@ def _has_gradient(parameter: Tensor) -> bool:
     return gradient is not None and (gradient.is_sparse or bool(gradient.any()))
 
 
-def charged_norms(
-    norms: NDArray[np.float64], model: nn.Module, plan: Plan | Phase
-) -> NDArray[np.float64]:
-    """Norms to be recorded: no less than what an example can add to the sum that is released.
-
-        ‖g_i‖ · (1 + 1e-4) + g·√d + remainder
-
-    The first term covers the rounding of the norms, the second that of the sum to the noise's
-    grid, for d parameters, the third that of the float64 sum itself (`sum_remainder`). `plan` is a
-    plan without phases, or `plan.phase(step)`.
-    """
-    _expect_one_phase(plan)
-    if plan.noise_std == 0:
-        return norms
-    size = sum(p.numel() for p in trainable(model).values())
-    return norms * (1 + NORM_ERROR) + _room(plan, size)
-
-
-def _room(plan: Plan | Phase, size: int) -> float:
-    """What the rounding of `size` sums, and then to the noise's grid, may add."""
-    charge = rounding_charge(plan.noise_std, size)
-    if plan.sums == "float32":
-        return charge
-    return charge + sum_remainder(plan.max_batch, plan.max_grad_norm)
-
-
 def _expect_one_phase(plan: Plan | Phase) -> None:
     if isinstance(plan, Plan) and plan.phases:
         raise ValueError(
@@ -234,7 +212,7 @@ def _with_room(bounds: Bounds, plan: Plan | Phase, size: int) -> float | Tensor:
         raise ValueError(
             f"a bound exceeds max_grad_norm={plan.max_grad_norm}, which the plan charges for"
         )
-    charge = _room(plan, size)
+    charge = Margin(parameters=size).room(plan)
     if least < charge:
         raise ValueError(
             f"a bound is below the rounding of the noise's grid for {size} parameters; "

@@ -114,7 +114,8 @@ def bound(
     enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
     def call(replacements: dict[int, Tensor]) -> Tensor:
-        with torch.autocast(device, dtype, enabled):
+        # without modes of a caller, which would be shown what vmap makes of the tensors
+        with torch.autocast(device, dtype, enabled), torch._C.DisableTorchFunction():
             out: Tensor = function(*swapped(args, replacements), **swapped(kwargs, replacements))
         return out
 

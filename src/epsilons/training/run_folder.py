@@ -1,0 +1,122 @@
+"""The folder of a run: begun, or opened again if it is the same run."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, default_collate
+
+from epsilons.accounting.margins import Margin
+from epsilons.accounting.plan import Plan
+from epsilons.examples import Examples
+from epsilons.files import destroy, private_file
+from epsilons.gradients.norms import LossFn, trainable
+from epsilons.randomness import Randomness
+from epsilons.release.ledger import renew_ledger
+from epsilons.runs import Run
+from epsilons.training.identity import LOSS, difference, with_digests
+from epsilons.training.inspection import inspect_start
+from epsilons.training.sampling import Collate
+from epsilons.training.step import pass_sizes
+
+
+def begin_run(
+    out: Path,
+    plan: Plan,
+    model: nn.Module,
+    loss_fn: LossFn,
+    train: Dataset[Any],
+    *,
+    examples: Examples | None = None,
+    seed: int | None = None,
+    randomness: Randomness | None = None,
+    micro_batch: int | None = None,
+    own_steps: bool = True,
+    collate_fn: Collate = default_collate,
+) -> Run:
+    """A new run folder, once model, loss and data are found to be fit for private training.
+
+    `own_steps`: whether steps are `private_step`'s, whose noise is on a grid.
+    """
+    names = named(examples, plan, train)
+    sizes = pass_sizes(plan, micro_batch) if own_steps else set()
+    found = inspect_start(
+        model, loss_fn, train, most=micro_batch, sizes=sizes, collate_fn=collate_fn
+    )
+    count = sum(p.numel() for p in trainable(model).values()) if own_steps else None
+    return Run.create(
+        out,
+        plan,
+        with_digests(names, train),
+        **found._asdict(),
+        margin=Margin(parameters=count),
+        seed=seed,
+        randomness=randomness,
+    )
+
+
+def named(examples: Examples | None, plan: Plan, train: Dataset[Any]) -> Examples:
+    """The examples, numbered if no names are given; ValueError unless they are the plan's n."""
+    n = len(train)  # type: ignore[arg-type]
+    names = Examples.numbered(plan.n) if examples is None else examples
+    if n != plan.n or len(names) != n:
+        raise ValueError(f"the data set has {n} examples; the plan says n={plan.n}")
+    return names
+
+
+def reopened_run(
+    out: Path, me: Mapping[str, str], seed: int | None, *, may_be_finished: bool = False
+) -> Run | None:
+    """The run at `out` for going on with it; None if nothing was begun there.
+
+    ValueError with the difference if it is not the same run. A change of the loss is warned of.
+    """
+    if not (out / "private" / "journal.sqlite").exists():
+        Run.discard_unbegun(out)
+        return None
+    run = Run.open(out)
+    if not run.finished:
+        run.journal.close()
+        run = Run.open(out, writable=True)
+    elif not may_be_finished:
+        raise ValueError(f"{out} is finished; there is nothing to resume")
+    if run.journal.steps_charged:
+        run.journal.check()  # bounds of individual clipping are read from it
+    if run.seed != seed:
+        secret, way = ("secret", "without a seed") if run.seed is None else ("no secret", "with it")
+        raise ValueError(
+            f"seed={seed}, and {out} was begun with seed={run.seed}: its sampling and noise are "
+            f"{secret} and stay so. Go on {way}"
+        )
+    before = run.journal.identity
+    if before is None:
+        if run.journal.steps_charged:
+            raise ValueError(
+                f"the journal of {out} doesn't say of which data set and model it is; go on with "
+                "the version that began the run"
+            )
+        return run
+    changed = difference(before, dict(me), besides=LOSS)
+    if changed:
+        raise ValueError(f"{out} is a run of something else: {changed}")
+    if before[LOSS] != me[LOSS]:
+        warnings.warn(
+            f"{out} was begun with another loss: loss_fn was {before[LOSS]} and is {me[LOSS]}",
+            stacklevel=4,
+        )
+    return run
+
+
+def seal_run(run: Run, model: nn.Module) -> None:
+    """End a run: its weights are saved, its journal is sealed, and no step can be replayed."""
+    with private_file(run.model_file) as file:
+        torch.save(model.state_dict(), file)
+    run.journal.seal()
+    renew_ledger(run)  # what the individual ε's are worth is known only now
+    destroy(run.releases_file)
+    destroy(run.checkpoint_file)
