@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from epsilons import Run
 from epsilons.cli import main
 
 GUIDES = Path(__file__).parent.parent / "docs" / "guides"
@@ -46,6 +47,10 @@ def test_own_loop(monkeypatch):
     names, _ = follow("own_loop.md", monkeypatch)
     assert names["eps"].worst_case <= 3.0
     assert names["run"].examples.correct.mean() > 0.7
+    averaged = Run.checked("runs/averaged")
+    assert averaged.finished
+    assert (averaged.journal.steps_charged, averaged.journal.repeated) == (60, 0)
+    assert names["journal"].steps_charged == 60
 
 
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off")
@@ -69,11 +74,15 @@ def test_command_line(monkeypatch, capsys):
     assert Path("eps.parquet").stat().st_mode & 0o777 == 0o600
 
 
-def test_the_readme_and_a_guide_can_be_followed_in_one_folder():
-    pages = [GUIDES / "own_loop.md", GUIDES.parent.parent / "README.md"]
-    names = [re.findall(r'Journal\.create\("(.*?)"', page.read_text("utf-8")) for page in pages]
-    assert all(names)
-    assert not set(names[0]) & set(names[1])
+def test_the_readme_and_guides_can_be_followed_in_one_folder():
+    pages = [*GUIDES.glob("*.md"), GUIDES.parent.parent / "README.md"]
+    made = [
+        name
+        for page in pages
+        for name in set(re.findall(r'(?:out=|create\()"(.*?)"', page.read_text("utf-8")))
+    ]
+    assert len(made) >= 5
+    assert len(set(made)) == len(made)
 
 
 def test_every_link_of_the_guides_leads_somewhere():

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -77,6 +78,7 @@ def leave_by_exception(step):
 
 def leave_by_ctrl_c(step):
     os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)  # another thread may get the signal, and this one hear of it a little later
 
 
 def followed_by(training, body):
