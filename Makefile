@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit browser slow soak mnist experiments bench clean
+.PHONY: help setup demo test lint types unit browser docs slow soak mnist experiments bench clean
 
 DATA ?= .data
 PRESET ?= smoke
@@ -41,6 +41,9 @@ unit: setup
 browser: setup  ## the report in a real Chromium alone
 	$(BIN)/pytest -m browser
 
+docs: setup  ## the documentation as a site, in .site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 slow: setup  ## the full-size tests
 	$(BIN)/pytest -m slow
 
@@ -62,5 +65,5 @@ bench: setup  ## every figure of speed beside its peer
 	  echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 clean:  ## remove what the commands above made, except runs/
-	rm -rf .venv .data .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .data .site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks experiments -name __pycache__ -type d -prune -exec rm -rf {} +
