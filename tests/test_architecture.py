@@ -38,8 +38,9 @@ ALLOWED = {
     "report": RUNS | {"analysis", "release"},
     "integrations": RUNS | {"gradients", "noise", "training", "release"},
     "settings": ACCOUNTING,
+    "proposal": ACCOUNTING | {"settings"},
     "job": RUNS | {"gradients", "training", "data", "models", "settings", "release"},
-    "cli": RUNS | {"analysis", "release", "report", "job", "measured", "settings"},
+    "cli": RUNS | {"analysis", "release", "report", "job", "measured", "proposal", "settings"},
     "__init__": RUNS,
     "__main__": {"cli"},
 }

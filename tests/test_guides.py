@@ -67,7 +67,7 @@ def test_opacus(monkeypatch):
 
 def test_command_line(monkeypatch, capsys):
     _, typed = follow("command_line.md", monkeypatch)
-    assert [line.split()[1] for line in typed] == ["train", "status", "verify", "export"]
+    assert [line.split()[1] for line in typed] == ["init", "train", "status", "verify", "export"]
     shown = capsys.readouterr().out
     accuracy = float(re.search(r"test accuracy +([\d.]+)%", shown)[1])
     assert accuracy > 70

@@ -25,6 +25,7 @@ from epsilons.cli.compare import compare
 from epsilons.cli.demo import demo
 from epsilons.cli.export import export
 from epsilons.cli.groups import groups
+from epsilons.cli.init import init
 from epsilons.cli.owner import owner
 from epsilons.cli.plan import plan
 from epsilons.cli.publish import publish
@@ -43,7 +44,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 _VERBS = (
-    plan, train, resume, status, verify, export, account, demo,
+    plan, init, train, resume, status, verify, export, account, demo,
     report, groups, attack, compare, owner, publish, total,
 )  # fmt: skip
 
