@@ -158,7 +158,7 @@ def calibration() -> None:
     from opacus.accountants.utils import get_noise_multiplier
 
     for target, p, steps in ((7.8, 4096 / 50_000, 3662), (2.4, 1024 / 60_000, 5859)):
-        least_noise(target, 1e-5, p, steps)
+        least_noise(target, sample_rate=p, steps=steps, delta=1e-5)
 
         def peer(target: float = target, p: float = p, steps: int = steps) -> float:
             return get_noise_multiplier(
@@ -170,7 +170,7 @@ def calibration() -> None:
             )
 
         ours, theirs, noise = best_around(
-            lambda t=target, p=p, s=steps: least_noise(t, 1e-5, p, s), peer
+            lambda t=target, p=p, s=steps: least_noise(t, sample_rate=p, steps=s, delta=1e-5), peer
         )
         report(
             "e",

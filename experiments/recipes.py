@@ -61,7 +61,7 @@ class Recipe:
         )  # fmt: skip
         if self.epsilon is None:
             return Plan(noise_multiplier=0.0, **constants)
-        return Plan.for_epsilon(self.epsilon, METHOD, **constants)
+        return Plan.for_epsilon(self.epsilon, method=METHOD, **constants)
 
     def settings(self) -> dict[str, Any]:
         """As plain values, for JSON."""

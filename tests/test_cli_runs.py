@@ -19,6 +19,7 @@ import torch
 from epsilons import Run, job
 from epsilons.accounting.printed import epsilon_text
 from epsilons.cli import app, main
+from epsilons.runs import publish_plan
 from epsilons.settings import Settings
 
 CONFIG = """
@@ -143,7 +144,7 @@ def test_status_counts_what_was_charged_again(folder, typed):
     back = Run.create(folder / "back", done.plan, done.examples)
     back.journal.charge(0, 3)
     back.journal.restart(2)
-    back.publish_plan()
+    publish_plan(back)
     back.journal.charge(2, 3)
     shown = typed("status", "back").stdout
     assert "randomness      noise and coins from where the training loop took them" in shown

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from epsilons import Examples
+from epsilons.examples import packed, unpacked
 
 
 def test_examples_survive_the_way_through_bytes():
@@ -9,7 +10,7 @@ def test_examples_survive_the_way_through_bytes():
         ids=["a", "b"], owners=["x", "x"], groups={"sex": ["F", "M"], "age": [3, 40]},
         losses=[0.5, 1.5], correct=[True, False], digests=[b"1", b"2"],
     )  # fmt: skip
-    again = Examples.unpacked(people.packed())
+    again = unpacked(packed(people))
     for name in ("ids", "owners", "losses", "correct", "digests"):
         np.testing.assert_array_equal(getattr(again, name), getattr(people, name))
     assert list(again.groups) == ["sex", "age"]
@@ -17,7 +18,7 @@ def test_examples_survive_the_way_through_bytes():
 
 
 def test_missing_parts_stay_missing():
-    again = Examples.unpacked(Examples.numbered(3).packed(ids=False), ids=[7, 8, 9])
+    again = unpacked(packed(Examples.numbered(3), ids=False), ids=[7, 8, 9])
     assert again.owners is again.losses is again.correct is again.digests is None
     assert again.groups == {}
     assert again.ids.tolist() == [7, 8, 9]
@@ -43,14 +44,14 @@ def test_columns_that_do_not_fit_are_refused(columns, sentence):
 
 
 def test_damaged_bytes_are_refused():
-    content = Examples(ids=np.arange(90), groups={"sex": ["F", "M", "F"] * 30}).packed()
+    content = packed(Examples(ids=np.arange(90), groups={"sex": ["F", "M", "F"] * 30}))
     for damaged in (content[:-40], content[: len(content) // 2], b"", b"text"):
         with pytest.raises(ValueError, match="columns of the examples are damaged"):
-            Examples.unpacked(damaged)
+            unpacked(damaged)
     for place in range(len(content)):
         changed = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
         try:
-            again = Examples.unpacked(changed)
+            again = unpacked(changed)
         except ValueError:
             continue  # else the byte says nothing about a column
         assert again.ids.tolist() == list(range(90))

@@ -15,6 +15,7 @@ from epsilons import job
 from epsilons.data import digits
 from epsilons.gradients import gradient_norms
 from epsilons.release import Budget, verify_ledger
+from epsilons.runs import CHECKPOINT
 from epsilons.settings import Settings
 from epsilons.training import supervised
 
@@ -310,7 +311,7 @@ def test_a_folder_with_a_run_is_refused_with_the_way_on(tmp_path, mine):
 def test_a_run_of_something_else_has_no_settings_to_resume_by(tmp_path, mine):
     run = trained(tmp_path, **mine)
     (run.path / "public" / "settings.json").unlink()
-    run.checkpoint_file.touch()  # as if it were unfinished
+    (run.private / CHECKPOINT).touch()  # as if it were unfinished
     with pytest.raises(ValueError, match="has no settings"):
         job.resume(run.path)
 
@@ -319,7 +320,7 @@ def test_changed_data_is_not_resumed(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.ones((50, 4)), y=np.arange(50) % 2)
     run = trained(tmp_path, data="npz", path=str(tmp_path / "a.npz"))
     np.savez(tmp_path / "a.npz", x=np.zeros((50, 4)), y=np.arange(50) % 2)
-    run.checkpoint_file.touch()
+    (run.private / CHECKPOINT).touch()
     with pytest.raises(ValueError, match=r"a\.npz has changed"):
         job.resume(run.path)
 

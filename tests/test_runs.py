@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from epsilons import Examples, Plan, Run
+from epsilons.examples import packed
 from epsilons.journal import journal as journal_module
-from epsilons.journal import opening
+from epsilons.journal import opening, run_entries
 from epsilons.journal.chain import Chain
 from epsilons.randomness import Randomness
+from epsilons.runs import publish_plan
 
 PLAN = Plan(
     n=5, sample_rate=0.2, steps=40, noise_multiplier=1.5, max_grad_norm=1.0, delta=1e-5,
@@ -115,7 +117,7 @@ def test_a_crash_between_a_restart_and_the_public_plan_is_no_change(run):
     for step in (30, 20):
         run.journal.restart(step)
         assert Run.checked(run.path).verify().steps == step
-    run.publish_plan()
+    publish_plan(run)
     assert Run.checked(run.path)
     assert stated(run)["repeated_steps"] == 20
 
@@ -127,7 +129,7 @@ def test_a_plan_published_while_a_reader_opens_the_run_is_read_with_its_journal(
         journal = look(*arguments, **options)
         monkeypatch.undo()
         run.journal.restart(20)
-        run.publish_plan()
+        publish_plan(run)
         return journal
 
     monkeypatch.setattr(journal_module.Journal, "open", restarted_meanwhile)
@@ -135,7 +137,7 @@ def test_a_plan_published_while_a_reader_opens_the_run_is_read_with_its_journal(
     assert reader.journal.steps_charged == 20
     charge(run, 20, 40)
     run.journal.restart(0)
-    run.publish_plan()
+    publish_plan(run)
     assert reader.verify().steps == 20
 
 
@@ -145,7 +147,7 @@ def test_steps_charged_again_are_in_what_is_published(run):
     run.journal.restart(10)
     charge(run, 10, 30)
     assert refused(run)  # the public half does not know yet
-    run.publish_plan()
+    publish_plan(run)
     now = stated(run)
     assert now["repeated_steps"] == 30
     # twice 10 steps of the first phase and 20 of the second, with the 10 that are to come
@@ -207,13 +209,13 @@ def test_a_column_that_was_rolled_is_found(tmp_path, name, sealed):
         anchor.write_text(json.dumps({**json.loads(anchor.read_text()), "seal": None}))
     run = Run.open(path)
     if name == "held out":
-        blob = ("norms", "outcomes", rolled(run.test, "owners").packed())
+        blob = ("norms", "outcomes", packed(rolled(run.test, "owners")))
     elif name in ("losses", "correct"):
         outcomes = Examples(run.examples.ids, losses=run.examples.losses,
                             correct=run.examples.correct)  # fmt: skip
-        blob = ("indices", "outcomes", rolled(outcomes, name).packed(ids=False))
+        blob = ("indices", "outcomes", packed(rolled(outcomes, name), ids=False))
     else:
-        blob = ("norms", "open", rolled(people(), name).packed(ids=False))
+        blob = ("norms", "open", packed(rolled(people(), name), ids=False))
     with sqlite3.connect(file) as journal:
         journal.execute(f"UPDATE entry SET {blob[0]} = ? WHERE kind = ?", (blob[2], blob[1]))
     journal.close()
@@ -238,7 +240,7 @@ def test_outcomes_recorded_again_after_a_crash_are_the_last_ones(tmp_path):
 def of_format_1(path):
     """A run as earlier versions left it: no format number, examples beside the journal."""
     run = Run.create(path, PLAN, people(), seed=3)
-    opening = dict(run.journal.opening)
+    opening = dict(run_entries.opening(run.journal).facts)
     del opening["format"]
     ids = run.journal.ids.tobytes()
     run.journal.close()
@@ -248,13 +250,13 @@ def of_format_1(path):
         path / "private" / "journal.sqlite", path / "public" / "anchor.json", "open", opening, ids
     ).close()
     for name, examples in (("examples", people()), ("test", Examples.numbered(2))):
-        (path / "private" / f"{name}.npz").write_bytes(examples.packed())
+        (path / "private" / f"{name}.npz").write_bytes(packed(examples))
     return path
 
 
 def test_a_run_of_an_earlier_version_is_readable(tmp_path):
     run = Run.checked(of_format_1(tmp_path / "run"))
-    assert run.journal.format == 1
+    assert run_entries.opening(run.journal).format == 1
     assert run.examples.owners.tolist() == people().owners.tolist()
     assert len(run.test) == 2
     file = run.path / "private" / "examples.npz"

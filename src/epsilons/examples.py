@@ -65,33 +65,34 @@ class Examples:
         """The same examples with their losses and correctness under the final model."""
         return replace(self, losses=losses, correct=correct)  # type: ignore[arg-type]
 
-    def packed(self, *, ids: bool = True) -> bytes:
-        """Every column there is, with the ids or without, as an `.npz` file of numbers and text."""
-        columns = {_GROUP + name: column for name, column in self.groups.items()}
-        for name in (*(("ids",) if ids else ()), *_OPTIONAL):
-            if getattr(self, name) is not None:
-                columns[name] = getattr(self, name)
-        content = io.BytesIO()
-        np.savez_compressed(content, **columns)  # type: ignore[arg-type]
-        return content.getvalue()
 
-    @classmethod
-    def unpacked(cls, content: bytes, ids: ArrayLike | None = None) -> Self:
-        """What `packed` was made of; `ids` where it was made without. ValueError if damaged."""
-        try:
-            with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-                columns = dict(stored)
-            groups = {
-                name.removeprefix(_GROUP): columns.pop(name)
-                for name in list(columns)
-                if name.startswith(_GROUP)
-            }
-            given = columns if ids is None else {"ids": ids, **columns}
-            return cls(groups=groups, **given)
-        except (
-            ValueError, EOFError, RuntimeError, TypeError, zipfile.BadZipFile, zlib.error,
-        ) as error:  # fmt: skip
-            raise ValueError(f"the columns of the examples are damaged: {error}") from error
+def packed(examples: Examples, *, ids: bool = True) -> bytes:
+    """Every column there is, with the ids or without, as an `.npz` file of numbers and text."""
+    columns = {_GROUP + name: column for name, column in examples.groups.items()}
+    for name in (*(("ids",) if ids else ()), *_OPTIONAL):
+        if getattr(examples, name) is not None:
+            columns[name] = getattr(examples, name)
+    content = io.BytesIO()
+    np.savez_compressed(content, **columns)  # type: ignore[arg-type]
+    return content.getvalue()
+
+
+def unpacked(content: bytes, ids: ArrayLike | None = None) -> Examples:
+    """What `packed` was made of; `ids` where it was made without. ValueError if damaged."""
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as stored:
+            columns = dict(stored)
+        groups = {
+            name.removeprefix(_GROUP): columns.pop(name)
+            for name in list(columns)
+            if name.startswith(_GROUP)
+        }
+        given = columns if ids is None else {"ids": ids, **columns}
+        return Examples(groups=groups, **given)
+    except (
+        ValueError, EOFError, RuntimeError, TypeError, zipfile.BadZipFile, zlib.error,
+    ) as error:  # fmt: skip
+        raise ValueError(f"the columns of the examples are damaged: {error}") from error
 
 
 def _column(name: str, values: ArrayLike, n: int | None) -> NDArray[Any]:

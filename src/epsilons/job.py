@@ -30,7 +30,8 @@ from epsilons.gradients import gradient_norms
 from epsilons.models import network
 from epsilons.randomness import Randomness
 from epsilons.release import Budget, median_cost, release_median_norm
-from epsilons.runs import Run
+from epsilons.release.budget import discard
+from epsilons.runs import Run, discard_unbegun, expect_free, expect_planned
 from epsilons.settings import Settings
 from epsilons.training import correct_class, fit, supervised
 from epsilons.training.environment import usable_device
@@ -73,8 +74,8 @@ def train(settings: Settings, out: str | os.PathLike[str]) -> Run:
         raise ValueError(
             f"{out} holds a run already; `epsilons resume {out}` goes on with it if it was stopped"
         )
-    Run.discard_unbegun(out)
-    Run.expect_free(out)
+    discard_unbegun(out)
+    expect_free(out)
     if settings.device is not None:
         usable_device(settings.device)
     base = Path.cwd()
@@ -154,7 +155,7 @@ def demo(out: str | os.PathLike[str]) -> Run:
     Sampling and noise are seeded, so that everyone sees the same figures. One that was stopped at
     `out` is gone on with.
     """
-    Run.discard_unbegun(out)
+    discard_unbegun(out)
     data = digits()
     plan = Plan.for_epsilon(
         DEMO_EPSILON,
@@ -241,7 +242,7 @@ def _plan_with_median(settings: Settings, model: nn.Module, data: Data, out: Pat
     cost = median_cost(settings.median_epsilon, settings.median_delta).releases
     # refused before anything is paid for
     plan = settings.plan(len(data.examples), 1.0, cost)
-    Run.expect_planned(plan, data.examples)
+    expect_planned(plan, data.examples)
     inspect_start(model, _loss(settings), data.train)
     norms = gradient_norms(model, _loss(settings), data.train, batch_size=PASS_BATCH)
     private_folder(out / "private")
@@ -252,8 +253,8 @@ def _plan_with_median(settings: Settings, model: nn.Module, data: Data, out: Pat
             )
         except ValueError:
             if not budget.entries():
-                budget.discard()
-                Run.discard_unbegun(out)
+                discard(budget)
+                discard_unbegun(out)
             raise
     return dataclasses.replace(plan, max_grad_norm=median.value)
 

@@ -24,11 +24,12 @@ from epsilons.accounting.individual import METHODS, Method
 from epsilons.accounting.margins import Margin
 from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons
-from epsilons.examples import Examples
-from epsilons.files import private_file, private_folder, public_file
-from epsilons.journal import Journal, Verified
+from epsilons.examples import Examples, packed, unpacked
+from epsilons.files import private_folder, public_file
+from epsilons.journal import Journal, Verified, run_entries
 from epsilons.randomness import Randomness
 
+CHECKPOINT = "checkpoint.pt"  # in the private half; a run that has none is finished
 _HALVES = ("public", "private")
 _BUDGET = "budget"  # budget.sqlite and budget_anchor.json
 _FIRST_FILES = (_BUDGET, "plan.json", "journal.sqlite")
@@ -72,8 +73,8 @@ class Run:
         secret. `randomness`: where noise and coins come from, if that is known.
         """
         path = Path(path)
-        cls.expect_free(path)
-        cls.expect_planned(plan, examples)
+        expect_free(path)
+        expect_planned(plan, examples)
         private_folder(path / "private")
         (path / "public").mkdir(exist_ok=True)
         source = Randomness.recorded({"seed": seed}) if randomness is None else randomness
@@ -84,7 +85,7 @@ class Run:
             plan,
             examples.ids,
             margin=margin,
-            columns=examples.packed(ids=False),
+            columns=packed(examples, ids=False),
             random_loss=random_loss,
             random_data=random_data,
             batch_invariant=batch_invariant,
@@ -133,55 +134,6 @@ class Run:
         self._check_summary()
         return found
 
-    @staticmethod
-    def expect_planned(plan: Plan, examples: Examples) -> None:
-        """ValueError if the examples are not those that the plan speaks of."""
-        if len(examples) != plan.n:
-            raise ValueError(f"{len(examples)} examples were given; the plan says n={plan.n}")
-        most = plan.max_records_per_owner
-        if most is None:
-            return
-        if examples.owners is None:
-            raise ValueError(
-                f"max_records_per_owner={most} can't be checked: the examples have no owners; "
-                "give a column of owners, or leave it out"
-            )
-        # neither who, nor how many they have: both are private
-        if (np.unique(examples.owners, return_counts=True)[1] > most).any():
-            raise ValueError(
-                f"an owner has more records than max_records_per_owner={most}; leave some of them "
-                "out, or promise a larger number to everyone"
-            )
-
-    @staticmethod
-    def expect_free(path: str | os.PathLike[str]) -> None:
-        """ValueError if anything but a budget is at `path`."""
-        path = Path(path)
-        inside = set(path.iterdir()) if path.is_dir() else {path} if path.exists() else set()
-        if inside <= {path / half for half in _HALVES}:
-            inside = {f for f in path.glob("*/*") if not f.name.startswith(_BUDGET)}
-        if inside == {path}:
-            raise ValueError(f"{path} is a file; give a new folder for the run")
-        if inside:
-            raise ValueError(f"{path} is not empty; give a new folder for the run")
-
-    @staticmethod
-    def discard_unbegun(path: str | os.PathLike[str]) -> None:
-        """Remove what a crash left of a folder whose journal was never made, except its budget."""
-        path = Path(path)
-        if not path.is_dir() or not {entry.name for entry in path.iterdir()} <= set(_HALVES):
-            return
-        files = list(path.glob("*/*"))
-        begun = (path / "private" / "journal.sqlite").exists()
-        if begun or not all(file.name.strip(".").startswith(_FIRST_FILES) for file in files):
-            return
-        for file in files:
-            if not file.name.startswith(_BUDGET):
-                file.unlink()
-        for folder in (*(path / half for half in _HALVES), path):
-            with suppress(OSError):  # a budget keeps its folder
-                folder.rmdir()
-
     @property
     def plan(self) -> Plan:
         return self.journal.plan
@@ -189,21 +141,17 @@ class Run:
     @cached_property
     def seed(self) -> int | None:
         """The seed of a reproducible run; None if its sampling and noise are secret."""
-        opening = self.journal.opening
+        facts = run_entries.opening(self.journal).facts
         # a journal from before seeds were noted in it leaves it to the public half
-        seed: int | None = opening["seed"] if "seed" in opening else self._stated()["seed"]
+        seed: int | None = facts["seed"] if "seed" in facts else self._stated()["seed"]
         return seed
-
-    def publish_plan(self) -> None:
-        """Write `public/plan.json` as the journal stands; it changes with every restart."""
-        _write_summary(self.path, self._summary())
 
     def _summary(self, at: int | None = None) -> dict[str, Any]:
         """What the public half is to state; with the run at step `at`, if that is given."""
         journal = self.journal
         counts = journal.charged(until=self.plan.steps, at=at)
         repeated = sum(journal.charged()) - (journal.steps_charged if at is None else at)
-        recorded = journal.opening.get("randomness")
+        recorded = run_entries.opening(journal).facts.get("randomness")
         return _summary(self.plan, counts, repeated, self.seed, recorded)
 
     def _stated(self) -> dict[str, Any]:
@@ -231,7 +179,8 @@ class Run:
         It is written after a restart and before what is charged next: in between it is as before.
         """
         stated = self._stated()
-        found = [_differences(stated, self._summary(at)) for at in reversed(self.journal.turns)]
+        turns = reversed(run_entries.turns(self.journal))
+        found = [_differences(stated, self._summary(at)) for at in turns]
         if all(found):
             raise ValueError(
                 f"{_plan_file(self.path)} differs from the journal in {', '.join(found[0])}; "
@@ -241,57 +190,51 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether the run has ended: its model is there, and nothing to go on from."""
-        return self.model_file.exists() and not self.checkpoint_file.exists()
+        return self.model_file.exists() and not (self.private / CHECKPOINT).exists()
 
     @property
     def private(self) -> Path:
         return self.path / "private"
 
     @property
-    def checkpoint_file(self) -> Path:
-        return self.path / "private" / "checkpoint.pt"
-
-    @property
-    def releases_file(self) -> Path:
-        return self.path / "private" / "releases.bin"
-
-    @property
     def model_file(self) -> Path:
-        return self.path / "private" / "model.pt"
+        return self.private / "model.pt"
 
     @property
     def report_file(self) -> Path:
-        return self.path / "private" / "report.html"
+        return self.private / "report.html"
 
     @cached_property
     def examples(self) -> Examples:
         """The training examples, with their outcomes once the run has them."""
         journal = self.journal
-        if journal.format == 1:
+        if run_entries.opening(journal).format == 1:
             examples = self._stored_beside("examples.npz")
         else:
-            examples = Examples.unpacked(journal.columns, journal.ids)
-        if journal.outcomes is None:
+            examples = unpacked(run_entries.columns(journal), journal.ids)
+        outcomes = run_entries.outcomes(journal)
+        if outcomes is None:
             return examples
-        found = Examples.unpacked(journal.outcomes[0], journal.ids)
+        found = unpacked(outcomes[0], journal.ids)
         assert found.losses is not None
         return examples.with_outcomes(found.losses, found.correct)
 
     @cached_property
     def test(self) -> Examples | None:
         """The held-out examples with their outcomes, if there are any."""
-        outcomes = self.journal.outcomes
+        outcomes = run_entries.outcomes(self.journal)
         if outcomes is not None:
-            return Examples.unpacked(outcomes[1]) if outcomes[1] else None
-        if self.journal.format == 1 and (self.path / "private" / "test.npz").exists():
+            return unpacked(outcomes[1]) if outcomes[1] else None
+        first_format = run_entries.opening(self.journal).format == 1
+        if first_format and (self.private / "test.npz").exists():
             return self._stored_beside("test.npz")
         return None
 
     def _stored_beside(self, name: str) -> Examples:
         """Examples of a run of format 1, whose chain doesn't cover them."""
-        file = self.path / "private" / name
+        file = self.private / name
         try:
-            return Examples.unpacked(file.read_bytes())
+            return unpacked(file.read_bytes())
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"{file} is not there or damaged; put it back from a copy of the run folder"
@@ -304,21 +247,11 @@ class Run:
 
         To be called before the journal is sealed: they are covered by its chain.
         """
-        training = Examples(self.journal.ids).with_outcomes(losses, correct).packed(ids=False)
-        self.journal.record_outcomes(training, b"" if test is None else test.packed())
+        training = packed(Examples(self.journal.ids).with_outcomes(losses, correct), ids=False)
+        held_out = b"" if test is None else packed(test)
+        run_entries.record_outcomes(self.journal, training, held_out)
         for name in ("examples", "test"):
             self.__dict__.pop(name, None)
-
-    def append_line(self, name: str, line: str) -> None:
-        """One more line in a file of `private/`."""
-        file = self.path / "private" / name
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as lines:
-            lines.write(line + "\n")
-
-    def save_timings(self, seconds: dict[str, float]) -> None:
-        """Seconds spent on refreshes and on steps since the run was last started or resumed."""
-        with private_file(self.path / "private" / "timings.json") as file:
-            file.write(json.dumps(seconds).encode())
 
     def epsilons(
         self,
@@ -334,6 +267,60 @@ class Run:
         `releases`: everything let out beside the training; by default the plan's clip bound.
         """
         return self.journal.epsilons(delta, method, only=only, releases=releases)
+
+
+def expect_planned(plan: Plan, examples: Examples) -> None:
+    """ValueError if the examples are not those that the plan speaks of."""
+    if len(examples) != plan.n:
+        raise ValueError(f"{len(examples)} examples were given; the plan says n={plan.n}")
+    most = plan.max_records_per_owner
+    if most is None:
+        return
+    if examples.owners is None:
+        raise ValueError(
+            f"max_records_per_owner={most} can't be checked: the examples have no owners; "
+            "give a column of owners, or leave it out"
+        )
+    # neither who, nor how many they have: both are private
+    if (np.unique(examples.owners, return_counts=True)[1] > most).any():
+        raise ValueError(
+            f"an owner has more records than max_records_per_owner={most}; leave some of them "
+            "out, or promise a larger number to everyone"
+        )
+
+
+def expect_free(path: str | os.PathLike[str]) -> None:
+    """ValueError if anything but a budget is at `path`."""
+    path = Path(path)
+    inside = set(path.iterdir()) if path.is_dir() else {path} if path.exists() else set()
+    if inside <= {path / half for half in _HALVES}:
+        inside = {f for f in path.glob("*/*") if not f.name.startswith(_BUDGET)}
+    if inside == {path}:
+        raise ValueError(f"{path} is a file; give a new folder for the run")
+    if inside:
+        raise ValueError(f"{path} is not empty; give a new folder for the run")
+
+
+def discard_unbegun(path: str | os.PathLike[str]) -> None:
+    """Remove what a crash left of a folder whose journal was never made, except its budget."""
+    path = Path(path)
+    if not path.is_dir() or not {entry.name for entry in path.iterdir()} <= set(_HALVES):
+        return
+    files = list(path.glob("*/*"))
+    begun = (path / "private" / "journal.sqlite").exists()
+    if begun or not all(file.name.strip(".").startswith(_FIRST_FILES) for file in files):
+        return
+    for file in files:
+        if not file.name.startswith(_BUDGET):
+            file.unlink()
+    for folder in (*(path / half for half in _HALVES), path):
+        with suppress(OSError):  # a budget keeps its folder
+            folder.rmdir()
+
+
+def publish_plan(run: Run) -> None:
+    """Write `public/plan.json` as the journal stands; it changes with every restart."""
+    _write_summary(run.path, run._summary())
 
 
 def _summary(

@@ -48,7 +48,7 @@ def test_distance_from_a_gaussian_costs_delta():
 @given(training=st.floats(0.05, 3), mu=st.floats(0.01, 0.5), log_d=st.floats(-22, -8))
 def test_a_gaussian_training_composes_to_the_root_of_squares(training, mu, log_d):
     distance = 10**log_d
-    found = composed_epsilon(1 / training, 1, 1.0, DELTA, releases=Releases(mu, distance))
+    found = composed_epsilon(1 / training, 1.0, 1, DELTA, releases=Releases(mu, distance))
     together = math.hypot(training, mu)
     if math.isfinite(found):
         excess = (1 + math.exp(found)) * distance
@@ -61,7 +61,7 @@ def test_a_gaussian_training_composes_to_the_root_of_squares(training, mu, log_d
 def test_one_sampled_step_and_a_release_cost_their_integral(noise):
     """δ of both by quadrature over their two-dimensional density ratio, in 30 digits' room."""
     p, mu = 0.1, 0.4
-    found = composed_epsilon(noise, 1, p, DELTA, releases=Releases(mu))
+    found = composed_epsilon(noise, p, 1, DELTA, releases=Releases(mu))
     assert delta_of(found, noise, p, mu) <= DELTA < delta_of(0.999 * found, noise, p, mu)
 
 
@@ -110,7 +110,7 @@ def test_every_examples_epsilon_has_the_release_as_one_more_step(method):
     releases = Releases(0.3, DISTANCE)
 
     def most(delta):
-        return composed_epsilon(1.5, 50, 0.05, delta, method=method, releases=releases.gaussian)
+        return composed_epsilon(1.5, 0.05, 50, delta, method=method, releases=releases.gaussian)
 
     found = composed_epsilons(
         [(norms, steps)], **rows, delta=DELTA, releases=releases, most=most, **how
@@ -118,7 +118,7 @@ def test_every_examples_epsilon_has_the_release_as_one_more_step(method):
     alone = individual_epsilons(norms, steps, **constants, delta=DELTA, **how)
     expected = [
         composed_epsilon(
-            [1.5 / z for z in column], [30, 20], 0.05, DELTA, method=method, releases=releases
+            [1.5 / z for z in column], 0.05, [30, 20], DELTA, method=method, releases=releases
         )
         for column in norms.T
     ]
@@ -131,25 +131,25 @@ def test_every_examples_epsilon_has_the_release_as_one_more_step(method):
 def test_where_epsilon_is_large_no_more_of_delta_is_set_aside_than_needed():
     """At ε ≈ 29.6 the distance needs 2 % of δ; half of it set aside would say 30.4."""
     releases = Releases(0.171, 3.6e-20)
-    found = composed_epsilon(1.52, 180, 0.4942, 1.8e-5, releases=releases)
-    exactly = composed_epsilon(1.52, 180, 0.4942, 1.8e-5, releases=releases.gaussian)
+    found = composed_epsilon(1.52, 0.4942, 180, 1.8e-5, releases=releases)
+    exactly = composed_epsilon(1.52, 0.4942, 180, 1.8e-5, releases=releases.gaussian)
     assert exactly < found < exactly + 0.03
 
 
 def test_nothing_let_out_adds_nothing():
-    assert composed_epsilon(1.5, 50, 0.05, DELTA, releases=NOTHING) == (
-        composed_epsilon(1.5, 50, 0.05, DELTA)
+    assert composed_epsilon(1.5, 0.05, 50, DELTA, releases=NOTHING) == (
+        composed_epsilon(1.5, 0.05, 50, DELTA)
     )
     assert composed_epsilon([], [], [], DELTA) == 0
     assert NOTHING.epsilon(DELTA) == 0
 
 
 def test_a_training_without_a_bound_has_no_total():
-    assert math.isinf(composed_epsilon(0.0, 1, 0.5, DELTA, releases=Releases(0.1, DISTANCE)))
+    assert math.isinf(composed_epsilon(0.0, 0.5, 1, DELTA, releases=Releases(0.1, DISTANCE)))
 
 
 def test_noise_too_far_from_gaussian_has_no_bound():
-    assert math.isinf(composed_epsilon(1.5, 50, 0.05, DELTA, releases=Releases(0.1, 1e-5)))
+    assert math.isinf(composed_epsilon(1.5, 0.05, 50, DELTA, releases=Releases(0.1, 1e-5)))
     found = composed_epsilons(
         [([[1.0, 0.1]], [50])], sample_rate=np.array([0.05]), noise_std=np.array([1.5]),
         max_grad_norm=np.ones(1), delta=DELTA, releases=Releases(0.1, 1e-5),

@@ -53,7 +53,7 @@ def test_between_levels_nothing_collapses(levels, sigma, p, steps, delta, norm, 
     assert once < true
     eps = values([norm], [steps], sigma, p, delta, levels=levels)
     assert not oracles.proves_more(rows, eps, delta)
-    assert tight_epsilon(sigma / norm, steps, p, delta) <= eps
+    assert tight_epsilon(sigma / norm, p, steps, delta) <= eps
     up = values([norm], [steps], sigma, p, delta, levels=levels, rounding="up")
     assert eps <= up * (1 + 1e-9)
 
@@ -64,7 +64,7 @@ def test_at_the_papers_settings_values_are_exact_to_a_ten_thousandth(sigma, p, s
     norms = np.array([0.01, 0.0137, 0.03, 0.1, 0.237, 0.5, 0.77, 0.9, 0.999, 1.0])
     facts = {"sample_rate": p, "noise_std": sigma, "max_grad_norm": 1, "delta": 1e-5}
     constant = individual_epsilons(norms[None], [steps], **facts).values
-    true = np.array([tight_epsilon(sigma / z, steps, p, 1e-5) for z in norms])
+    true = np.array([tight_epsilon(sigma / z, p, steps, 1e-5) for z in norms])
     assert (constant >= true * (1 - 1e-10)).all()
     assert (constant <= true * (1 + 1e-4)).all()
     rows = 50
@@ -72,7 +72,7 @@ def test_at_the_papers_settings_values_are_exact_to_a_ten_thousandth(sigma, p, s
     times = np.diff(np.linspace(0, steps, rows + 1).astype(int))
     varied = individual_epsilons(many, times, **facts).values
     for j in range(3):
-        true = tight_epsilon(sigma / np.minimum(many[:, j], 1), times, p, 1e-5)
+        true = tight_epsilon(sigma / np.minimum(many[:, j], 1), p, times, 1e-5)
         assert true * (1 - 1e-10) <= varied[j] <= true * (1 + 1e-4)
 
 
@@ -107,7 +107,7 @@ def never_below(setting, mode):
     if np.isfinite(eps):
         assert not oracles.proves_more(rows, eps * (1 + 1e-9) + 1e-12, delta)
     with np.errstate(divide="ignore", over="ignore"):  # a norm of 5e-324 has noise ∞
-        exact = tight_epsilon(setting["sigma"] / z, setting["steps"], setting["p"], delta)
+        exact = tight_epsilon(setting["sigma"] / z, setting["p"], setting["steps"], delta)
     if np.isfinite(exact):
         assert not oracles.proves_more(rows, exact * (1 + 1e-9) + 1e-12, delta)
 

@@ -54,7 +54,7 @@ def test_worst_case_grows_with_steps_and_falls_with_delta():
 @pytest.mark.parametrize("target", [0.5, 2.4, 8.0])
 def test_calibration_lands_just_below_the_target(target, method):
     constants = {k: v for k, v in CONSTANTS.items() if k != "noise_multiplier"}
-    found = Plan.for_epsilon(target, method, **constants)
+    found = Plan.for_epsilon(target, method=method, **constants)
     assert found.worst_case(method) <= target
     less_noise = dataclasses.replace(found, noise_multiplier=found.noise_multiplier * 0.999)
     assert less_noise.worst_case(method) > target
@@ -252,7 +252,7 @@ def test_the_clip_bounds_cost_is_part_of_the_worst_case():
 def test_a_target_is_for_clip_bound_and_training_together(method):
     constants = {**CONSTANTS, **CLIP_BOUND, "epochs": 5}
     del constants["noise_multiplier"]
-    found = Plan.for_epsilon(2.0, method, **constants)
+    found = Plan.for_epsilon(2.0, method=method, **constants)
     assert 1.999 < found.worst_case(method) <= 2.0
     assert found.worst_case(method, releases=NOTHING) < 1.98
 

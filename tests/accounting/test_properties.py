@@ -77,11 +77,11 @@ def test_rounding_up_never_lowers(z, n, p, sigma, delta, method, r):
 )
 def test_more_steps_more_sampling_and_less_noise_cost_more(sigma, n, p, delta, factor, more):
     sigma = np.array(sigma)
-    eps = tight_epsilon(sigma, n, p, delta)
-    assert eps <= tight_epsilon(sigma, n + more, p, delta) * SLACK
-    assert eps <= tight_epsilon(sigma, n, min(1.0, p * factor), delta) * SLACK
-    assert eps <= tight_epsilon(sigma / factor, n, p, delta) * SLACK
-    assert eps >= tight_epsilon(sigma, n, p, min(0.5, delta * factor)) / SLACK
+    eps = tight_epsilon(sigma, p, n, delta)
+    assert eps <= tight_epsilon(sigma, p, n + more, delta) * SLACK
+    assert eps <= tight_epsilon(sigma, min(1.0, p * factor), n, delta) * SLACK
+    assert eps <= tight_epsilon(sigma / factor, p, n, delta) * SLACK
+    assert eps >= tight_epsilon(sigma, p, n, min(0.5, delta * factor)) / SLACK
 
 
 @quick

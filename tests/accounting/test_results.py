@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from epsilons.accounting import Epsilons
+from epsilons.accounting.results import small_bound
 
 SECRET = np.array([0.123456, 0.654321, 1.987654])
 
@@ -68,10 +69,11 @@ def test_at_worst_case_marks_those_at_the_bound():
 
 def test_where_everyone_is_at_the_worst_case_the_bound_is_said_to_be_small():
     everyone = some(values=np.full(4, 2.0), worst_case=2.0)
-    assert everyone.small_bound.startswith("C is small: ")
-    assert some(values=np.array([2.0, 1.9]), worst_case=2.0).small_bound is None
-    assert some(values=np.zeros(2), worst_case=0.0).small_bound is None
-    assert some(values=np.full(2, np.inf), worst_case=np.inf, kind="none").small_bound is None
+    assert small_bound(everyone).startswith("C is small: ")
+    assert small_bound(some(values=np.array([2.0, 1.9]), worst_case=2.0)) is None
+    assert small_bound(some(values=np.zeros(2), worst_case=0.0)) is None
+    plain = some(values=np.full(2, np.inf), worst_case=np.inf, kind="none")
+    assert small_bound(plain) is None
 
 
 def test_tables_go_by_their_ending_and_others_are_refused(tmp_path):

@@ -9,6 +9,7 @@ from scipy.stats import norm
 
 from epsilons.accounting import (
     DEFAULT_ORDERS,
+    composed_epsilon,
     individual_epsilons,
     rdp_epsilon,
     sampled_gaussian_rdp,
@@ -34,7 +35,7 @@ MNIST = {"sample_rate": 1024 / 60_000, "steps": 5859, "noise": 2.50631}
 )
 def test_reference_values(setting, norm_share, expected):
     noise = setting["noise"] / norm_share
-    eps = tight_epsilon(noise, setting["steps"], setting["sample_rate"], 1e-5)
+    eps = tight_epsilon(noise, setting["sample_rate"], setting["steps"], 1e-5)
     assert round(eps, 4) == expected
 
 
@@ -53,7 +54,7 @@ def gaussian_epsilon(mu, delta):
 )
 def test_without_sampling_it_is_the_gaussian_mechanism(noise, steps, delta):
     true = gaussian_epsilon(math.sqrt(steps) / noise, delta)
-    found = tight_epsilon(noise, steps, 1.0, delta)
+    found = tight_epsilon(noise, 1.0, steps, delta)
     assert true * (1 - 1e-10) <= found <= true * (1 + 1e-6) + 1e-9
 
 
@@ -95,21 +96,21 @@ def one_step_epsilon(noise, p, delta, direction="both"):
 def test_a_single_step_is_never_undercharged(noise, p, delta, slack):
     for direction in ("both", "remove"):
         true = one_step_epsilon(noise, p, delta, direction)
-        found = tight_epsilon(noise, 1, p, delta, direction=direction)
+        found = tight_epsilon(noise, p, 1, delta, direction=direction)
         assert true * (1 - 1e-10) <= found <= true * (1 + slack)
     # Adding runs on the contour of removing, and is allowed to be loose where it is far cheaper.
-    add = tight_epsilon(noise, 1, p, delta, direction="add")
+    add = tight_epsilon(noise, p, 1, delta, direction="add")
     assert one_step_epsilon(noise, p, delta, "add") * (1 - 1e-10) <= add <= found
 
 
 @pytest.mark.parametrize(("noise", "p", "delta"), [(1.0, 0.1, 1e-5), (20.0, 0.01, 1e-6)])
 def test_adding_in_a_single_step_is_its_closed_form(noise, p, delta):
     true = one_step_epsilon(noise, p, delta, "add")
-    assert tight_epsilon(noise, 1, p, delta, direction="add") == pytest.approx(true, rel=1e-5)
+    assert tight_epsilon(noise, p, 1, delta, direction="add") == pytest.approx(true, rel=1e-5)
 
 
 def test_both_directions_are_the_larger_one():
-    eps = [tight_epsilon(2.0, 500, 0.02, 1e-5, direction=d) for d in ("both", "remove", "add")]
+    eps = [tight_epsilon(2.0, 0.02, 500, 1e-5, direction=d) for d in ("both", "remove", "add")]
     assert eps[0] == max(eps[1:])
     assert eps[1] > eps[2] * 1.01
 
@@ -141,7 +142,7 @@ def random_history(seed):
 
 def agrees_with_pld(seed):
     noise, steps, p, delta = random_history(seed)
-    ours = tight_epsilon(noise, steps, p, delta)
+    ours = tight_epsilon(noise, p, steps, delta)
     interval = 5e-5
     theirs = pld_epsilon(noise, steps, p, delta, interval)
     # Theirs errs upwards with its interval, by 2e-4 at δ = 3e-9 and ε just above 0.3: refine then.
@@ -173,20 +174,20 @@ def test_single_norms_lie_within_the_bounds_of_opacus_prv(noise, p, steps):
     accountant.history = [(noise, p, steps)]
     prv = accountant._get_dprv(eps_error=0.01, delta_error=1e-8)
     low, _, high = prv.compute_epsilon(1e-5, 1e-8, 0.01)
-    assert low <= tight_epsilon(noise, steps, p, 1e-5) <= high
+    assert low <= tight_epsilon(noise, p, steps, 1e-5) <= high
 
 
 def test_small_epsilons_have_no_floor():
-    eps = [tight_epsilon(noise, 1000, 0.01, 1e-5) for noise in (100.0, 1000.0, 3000.0, 2e4, 1e6)]
+    eps = [tight_epsilon(noise, 0.01, 1000, 1e-5) for noise in (100.0, 1000.0, 3000.0, 2e4, 1e6)]
     assert eps[0] > eps[1] > eps[2] > eps[3] == eps[4] == 0
     assert eps[2] < 5e-4
 
 
 def test_adding_does_not_borrow_from_removing():
     # Priced by the cumulant of removing at c, adding once came out above removing here.
-    history = ([9.61506722], [5006], [0.00699692], 3.594272526089051e-05)
-    theirs = pld_epsilon(*history, interval=5e-6)
-    assert theirs * (1 - 1e-4) <= tight_epsilon(*history) <= theirs * (1 + 1e-6)
+    noise, p, steps, delta = [9.61506722], [0.00699692], [5006], 3.594272526089051e-05
+    theirs = pld_epsilon(noise, steps, p, delta, interval=5e-6)
+    assert theirs * (1 - 1e-4) <= tight_epsilon(noise, p, steps, delta) <= theirs * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("rounding", [None, "up"])
@@ -200,7 +201,7 @@ def test_all_examples_at_once_are_one_by_one(rounding):
     if rounding == "up":
         charged = np.ceil(charged * 256) / 256
     for j in range(6):
-        true = tight_epsilon(sigma / charged[:, j], steps, p, 1e-6)
+        true = tight_epsilon(sigma / charged[:, j], p, steps, 1e-6)
         slack = 1e-3 if rounding is None else 1e-8
         assert true * (1 - 1e-10) <= eps.values[j] <= true * (1 + slack)
 
@@ -217,33 +218,43 @@ def test_rows_whose_phases_follow_other_branches_are_not_interpolated():
 
 
 def test_nothing_released_costs_nothing_and_no_noise_everything():
-    assert tight_epsilon(1.0, 0, 0.1, 1e-5) == 0
-    assert tight_epsilon(1.0, 10, 0.0, 1e-5) == 0
-    assert tight_epsilon(np.inf, 10, 0.5, 1e-5) == 0
-    assert tight_epsilon([], [], 0.5, 1e-5) == 0
-    assert tight_epsilon(0.0, 1, 0.5, 1e-5) == np.inf
-    assert tight_epsilon([0.0, 1.0], [0, 5], 0.5, 1e-5) == tight_epsilon(1.0, 5, 0.5, 1e-5)
+    assert tight_epsilon(1.0, 0.1, 0, 1e-5) == 0
+    assert tight_epsilon(1.0, 0.0, 10, 1e-5) == 0
+    assert tight_epsilon(np.inf, 0.5, 10, 1e-5) == 0
+    assert tight_epsilon([], 0.5, [], 1e-5) == 0
+    assert tight_epsilon(0.0, 0.5, 1, 1e-5) == np.inf
+    assert tight_epsilon([0.0, 1.0], 0.5, [0, 5], 1e-5) == tight_epsilon(1.0, 0.5, 5, 1e-5)
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.02])
 def test_hopeless_noise_is_priced_no_higher_than_by_rdp(noise):
     rdp = rdp_epsilon(DEFAULT_ORDERS, 10 * sampled_gaussian_rdp(noise, 0.3), 1e-5)
-    assert 0 < tight_epsilon(noise, 10, 0.3, 1e-5) <= rdp * (1 + 1e-12)
+    assert 0 < tight_epsilon(noise, 0.3, 10, 1e-5) <= rdp * (1 + 1e-12)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((-1.0, 10, 0.1, 1e-5), "noise_multipliers=-1.0"),
-        ((np.nan, 10, 0.1, 1e-5), "noise_multipliers=nan"),
-        ((1.0, -10, 0.1, 1e-5), "steps contains -10"),
-        ((1.0, 1.5, 0.1, 1e-5), "whole numbers"),
-        ((1.0, 10, 64, 1e-5), "batch_size / n"),
-        ((1.0, 10, 0.1, 0.0), "delta=0.0"),
-        ((1.0, 10, 0.1, 1.0), "delta=1.0"),
-        ((1.0, 10, 0.1, np.nan), "delta=nan"),
+        ((-1.0, 0.1, 10, 1e-5), "noise_multiplier=-1.0"),
+        ((np.nan, 0.1, 10, 1e-5), "noise_multiplier=nan"),
+        ((1.0, 0.1, -10, 1e-5), "steps contains -10"),
+        ((1.0, 0.1, 1.5, 1e-5), "whole numbers"),
+        ((1.0, 64, 10, 1e-5), "batch_size / n"),
+        ((1.0, 0.1, 10, 0.0), "delta=0.0"),
+        ((1.0, 0.1, 10, 1.0), "delta=1.0"),
+        ((1.0, 0.1, 10, np.nan), "delta=nan"),
     ],
 )
 def test_bad_compositions_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         tight_epsilon(*arguments)
+
+
+@pytest.mark.parametrize(("steps", "p"), [(1000, 0.01), (1, 0.5), ([3, 1], 0.5), (2, 1.0)])
+@pytest.mark.parametrize("method", ["tight", "rdp"])
+def test_steps_where_the_rate_belongs_are_refused(steps, p, method):
+    """Version 0.1 had steps before the rate: such a call must not compute something else."""
+    with pytest.raises(ValueError, match=r"batch_size / n|whole numbers"):
+        composed_epsilon(1.0, steps, p, 1e-5, method=method)
+    with pytest.raises(ValueError, match=r"batch_size / n|whole numbers"):
+        tight_epsilon(1.0, steps, p, 1e-5)

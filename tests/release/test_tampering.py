@@ -175,7 +175,7 @@ def test_a_crash_between_any_two_writes_is_no_alarm(path, monkeypatch, place):
 
     with monkeypatch.context() as patched:
         if place == "note":
-            patched.setattr(Budget, "publish", lambda budget: 1 / 0)
+            patched.setattr(Budget, "_publish", lambda budget: 1 / 0)
         else:
             patched.setattr(Chain, "append", dies)
         with pytest.raises(ZeroDivisionError):

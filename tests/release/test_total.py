@@ -114,7 +114,7 @@ def test_clip_bounds_and_publications_are_in_the_total(tmp_path):
         cost = cost + releases_of(run)
     assert cost.mu > 0
     after = total(runs)
-    by_hand = composed_epsilon([1.5], [40], [1 / 6], 1e-5, releases=cost)
+    by_hand = composed_epsilon([1.5], [1 / 6], [40], 1e-5, releases=cost)
     assert after.worst_case == pytest.approx(by_hand, rel=1e-9)
     assert (after.epsilons.values > before.epsilons.values).all()
     assert [part.releases for part in after.parts] == [1, 1]

@@ -12,6 +12,7 @@ from epsilons.accounting.printed import epsilon_text
 from epsilons.release import Budget, release_median_norm, releases_of, renew_ledger
 from epsilons.release import publish as publish_true
 from epsilons.report import write_public_report
+from epsilons.runs import publish_plan
 
 
 def number(value):
@@ -131,7 +132,7 @@ def repeat(run):
     for first in (20, 30):
         run.journal.record(first, np.full(400, 0.5))
         run.journal.charge(first, first + 9)
-    run.publish_plan()
+    publish_plan(run)
 
 
 def test_steps_that_were_repeated_are_in_the_guarantee_and_told(tmp_path):

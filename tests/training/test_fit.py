@@ -11,6 +11,7 @@ from epsilons import Examples, Run
 from epsilons.accounting.histories import clipping_thresholds
 from epsilons.accounting.sums import NORM_ERROR, grid, rounding_charge
 from epsilons.gradients import clipped_gradients, gradient_norms
+from epsilons.journal.run_entries import recorded_now
 from epsilons.training import correct_class, fit
 from epsilons.training.identity import record_digests
 from epsilons.training.step import taken_step
@@ -188,13 +189,13 @@ def test_data_of_another_size_is_refused(tmp_path):
 
 def test_norms_of_sampled_examples_are_recorded_where_values_are_estimates(tmp_path):
     run, _ = trained(tmp_path / "a", plan())
-    assert run.journal.recorded_now("sampled", 8)
+    assert recorded_now(run.journal, "sampled", 8)
     block, steps = next(run.journal.histories())
     assert block.shape == steps.shape
     np.testing.assert_array_equal(steps.sum(axis=0), 12)
     for name, changes in (("b", {"refresh_every": 1}), ("c", {"clipping": "individual"})):
         exact, _ = trained(tmp_path / name, plan(**changes))
-        assert not exact.journal.recorded_now("sampled", 0)
+        assert not recorded_now(exact.journal, "sampled", 0)
 
 
 def test_followed_examples_have_the_exact_values_of_norms_at_every_step(tmp_path):

@@ -10,6 +10,7 @@ from trained import LOSS, data, plan, small_model, trained
 from epsilons import Run
 from epsilons.gradients import UnsupportedLayer, check_model
 from epsilons.journal.norm_records import norms_of_some
+from epsilons.journal.run_entries import opening
 from epsilons.training import batches, fit, inspection, loop
 from epsilons.training.inspection import inspect_refresh, inspect_start
 
@@ -70,7 +71,7 @@ def exceeded(run, steps):
 def test_augmentation_makes_an_estimate_and_the_steps_own_norms_are_recorded(tmp_path, steps):
     """K = 1 said `exact`, and one contribution in three exceeded what was charged for it."""
     run, _ = trained(tmp_path / "run", plan(refresh_every=1, max_grad_norm=2.0), train=Augmented())
-    assert run.journal.opening["random_data"]
+    assert opening(run.journal).facts["random_data"]
     assert (run.journal.random, run.epsilons().kind) == (("data",), "estimate")
     over, of = exceeded(run, steps)
     assert (over, of > 200) == (0, True)
@@ -87,7 +88,7 @@ def test_data_that_draw_nothing_stay_exact(tmp_path, steps):
 
 def test_augmentation_that_begins_later_is_on_record_from_the_next_refresh_on(tmp_path):
     run, _ = trained(tmp_path / "run", plan(), train=Augmented(since=460))
-    assert not run.journal.opening["random_data"]
+    assert not opening(run.journal).facts["random_data"]
     (found,) = run.journal._chain.entries("random")
     assert found.facts == {"what": "data", "step": 4}
     assert run.verify().epsilons.kind == "estimate"

@@ -17,11 +17,11 @@ _LEAST_NOISE = math.log(1e-2)
 
 def least_noise(
     epsilon: float,
-    delta: float,
+    *,
     sample_rate: float,
     steps: int,
+    delta: float,
     method: Method = "tight",
-    *,
     releases: Releases = NOTHING,
 ) -> float:
     """The least noise multiplier with which `steps` steps cost at most `epsilon` at `delta`.
@@ -32,7 +32,7 @@ def least_noise(
     noise is within 1e-7 relative of the least. Nothing is released with p = 0 or no steps: 0.
     The search stops at 0.01, which is returned (or a little less) if it is enough.
 
-    >>> round(least_noise(7.8, 1e-5, 4096 / 50_000, 3662), 4)
+    >>> round(least_noise(7.8, sample_rate=4096 / 50_000, steps=3662, delta=1e-5), 4)
     3.1354
     """
     target = float(checks.positive("epsilon", epsilon))
@@ -53,7 +53,7 @@ def least_noise(
 
     def excess(log_noise: float) -> float:
         noise = math.exp(log_noise)
-        return composed_epsilon(noise, steps, p, delta, method=method, releases=releases) - target
+        return composed_epsilon(noise, p, steps, delta, method=method, releases=releases) - target
 
     enough = 0.0
     while excess(enough) > 0:

@@ -78,10 +78,10 @@ class Releases:
         """ε at δ of the releases alone."""
         return gaussian_epsilon(self.mu, delta, self.distance) if self.mu else 0.0
 
-    def delta_left(self, delta: float, epsilon_at: Callable[[float], float]) -> float:
+    def _delta_left(self, delta: float, epsilon_at: Callable[[float], float]) -> float:
         """What is left of δ for exactly Gaussian noise; `epsilon_at(δ)` is the most that any costs.
 
-        Half of it where no share is enough: `kept` then finds nothing to hold.
+        Half of it where no share is enough: `_kept` then finds nothing to hold.
         """
         if self.distance == 0:
             return delta
@@ -89,14 +89,14 @@ class Releases:
         for _ in range(_TRIES):
             left = delta * (1 - share)
             epsilon = epsilon_at(left)
-            if math.isfinite(self.kept(epsilon, delta, left)):
+            if math.isfinite(self._kept(epsilon, delta, left)):
                 return left
             share = _ROOM * (1 + math.exp(min(epsilon, 700.0))) * self.distance / delta
             if share >= 1:
                 break
         return delta / 2
 
-    def kept(self, epsilon: float, delta: float, left: float) -> float:
+    def _kept(self, epsilon: float, delta: float, left: float) -> float:
         """The ε found at the δ `left`, if it holds at δ with the noise as it is; else ∞."""
         excess = (1 + math.exp(min(epsilon, 700.0))) * self.distance
         return epsilon if excess <= delta - left or self.distance == 0 else math.inf
@@ -106,9 +106,9 @@ NOTHING = Releases()
 
 
 def composed_epsilon(
-    noise_multipliers: ArrayLike,
-    steps: ArrayLike,
+    noise_multiplier: ArrayLike,
     sample_rate: ArrayLike,
+    steps: ArrayLike,
     delta: float,
     *,
     method: Method = "tight",
@@ -121,12 +121,14 @@ def composed_epsilon(
     Guarantee: an upper bound, in both directions, whichever comes first and whatever it is made
     to depend on; as tight as `tight_epsilon` is, or the RDP `method` asked for.
 
-    >>> together = composed_epsilon(1 / 0.4, 1, 1.0, 1e-5, releases=Releases(0.3))
+    >>> together = composed_epsilon(1 / 0.4, 1.0, 1, 1e-5, releases=Releases(0.3))
     >>> abs(together - gaussian_epsilon(0.5, 1e-5)) < 1e-6
     True
     """
-    noise, times, rate = (np.atleast_1d(a) for a in (noise_multipliers, steps, sample_rate))
-    noise, times, rate = np.broadcast_arrays(noise, times, rate)
+    noise = np.atleast_1d(checks.non_negative("noise_multiplier", noise_multiplier))
+    rate = np.atleast_1d(checks.probability("sample_rate", sample_rate))
+    times = np.atleast_1d(checks.counts("steps", steps))
+    noise, rate, times = np.broadcast_arrays(noise, rate, times)
     if releases.mu:
         noise, times = np.append(noise, 1 / releases.mu), np.append(times, 1)
         rate = np.append(rate, 1.0)
@@ -135,21 +137,21 @@ def composed_epsilon(
         if not times.any():
             return 0.0
         if method == "tight":
-            return tight_epsilon(noise, times, rate, at)
+            return tight_epsilon(noise, rate, times, at)
         with np.errstate(over="ignore"):  # to ∞
             rdp = times @ sampled_gaussian_rdp(noise, rate, DEFAULT_ORDERS)
         return float(rdp_epsilon(DEFAULT_ORDERS, rdp, at, method))
 
     inside = delta_within_cap(delta)
-    left = releases.delta_left(inside, priced)
-    return releases.kept(priced(left), inside, left)
+    left = releases._delta_left(inside, priced)
+    return releases._kept(priced(left), inside, left)
 
 
 def composed_epsilons(
     blocks: Iterable[Block],
     *,
-    sample_rate: NDArray[np.float64],
     noise_std: NDArray[np.float64],
+    sample_rate: NDArray[np.float64],
     max_grad_norm: NDArray[np.float64],
     delta: float,
     releases: Releases,
@@ -162,16 +164,16 @@ def composed_epsilons(
     noise included; it is asked only to set aside what the noise's distance from that costs.
     """
     inside = delta_within_cap(delta)
-    left = releases.delta_left(inside, most)
+    left = releases._delta_left(inside, most)
     if releases.mu:
         blocks = (_with_full_step(norms, steps) for norms, steps in blocks)
-        sample_rate = np.append(sample_rate, 1.0)
         noise_std = np.append(noise_std, 1 / releases.mu)
+        sample_rate = np.append(sample_rate, 1.0)
         max_grad_norm = np.append(max_grad_norm, 1.0)
     found = epsilons_from_blocks(
         blocks,
-        sample_rate=sample_rate,
         noise_std=noise_std,
+        sample_rate=sample_rate,
         max_grad_norm=max_grad_norm,
         delta=left,
         **how,
@@ -180,8 +182,8 @@ def composed_epsilons(
         return replace(found, delta=delta)
     return replace(
         found,
-        values=np.array([releases.kept(value, inside, left) for value in found.values]),
-        worst_case=releases.kept(found.worst_case, inside, left),
+        values=np.array([releases._kept(value, inside, left) for value in found.values]),
+        worst_case=releases._kept(found.worst_case, inside, left),
         delta=delta,
     )
 

@@ -38,8 +38,8 @@ def individual_epsilons(
     norms: ArrayLike,
     steps: ArrayLike,
     *,
-    sample_rate: ArrayLike,
     noise_std: ArrayLike,
+    sample_rate: ArrayLike,
     max_grad_norm: ArrayLike,
     delta: float,
     method: Method = "tight",
@@ -67,7 +67,7 @@ def individual_epsilons(
     `kind`: individual clipping → exact; every row a single step → exact, or bound if rounded up;
     otherwise, and whenever rounded to nearest, estimate. No rows: nothing was released, ε = 0.
 
-    >>> individual_epsilons([[0.2, 1.0]], [100], sample_rate=0.1, noise_std=2.0,
+    >>> individual_epsilons([[0.2, 1.0]], [100], noise_std=2.0, sample_rate=0.1,
     ...                     max_grad_norm=1.0, delta=1e-5)
     <Epsilons n=2 δ=1e-05 tight estimate>
     """
@@ -76,8 +76,8 @@ def individual_epsilons(
         raise ValueError(f"norms of shape {table.shape} must be (rows, n).")
     return epsilons_from_blocks(
         [(table, steps)],
-        sample_rate=sample_rate,
         noise_std=noise_std,
+        sample_rate=sample_rate,
         max_grad_norm=max_grad_norm,
         delta=delta,
         method=method,
@@ -90,8 +90,8 @@ def individual_epsilons(
 def epsilons_from_blocks(
     blocks: Iterable[tuple[ArrayLike, ArrayLike]],
     *,
-    sample_rate: ArrayLike,
     noise_std: ArrayLike,
+    sample_rate: ArrayLike,
     max_grad_norm: ArrayLike,
     delta: float,
     method: Method = "tight",

@@ -6,8 +6,7 @@ A journal keeps its margin and adds it to every norm that is recorded: no loop c
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,9 +61,6 @@ class Margin:
         if phase.sums == "float32":
             return charge
         return charge + sum_remainder(phase.max_batch, phase.max_grad_norm)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def phases_of_norms(plan: Plan, step: int) -> list[Phase]:

@@ -29,16 +29,16 @@ _A_BOUND = "a finite number > 0, from 1e-300 to 1e300"  # its levels are no zero
 _PHASE_CONSTANTS = ("noise_multiplier", "max_grad_norm", "batch_size")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Phase:
     """Steps `first` to before `end` of a run, which have one sample rate, noise and clip bound."""
 
     first: int
     end: int
-    batch_size: float
-    sample_rate: float
     noise_multiplier: float
     max_grad_norm: float
+    batch_size: float
+    sample_rate: float
     max_batch: int
     sums: Sums
 
@@ -88,11 +88,11 @@ class Plan:
     n: int
     noise_multiplier: float
     max_grad_norm: float
-    delta: float
     batch_size: float = None  # type: ignore[assignment]  # filled from sample_rate
     sample_rate: float = None  # type: ignore[assignment]  # filled from batch_size
     steps: int = None  # type: ignore[assignment]  # filled from epochs; None: unknown length
     epochs: float = None  # type: ignore[assignment]  # filled from steps
+    delta: float
     refreshes_per_epoch: float | None = None
     refresh_every: int | None = None
     refresh_schedule: Schedule = "early"
@@ -258,12 +258,8 @@ class Plan:
             # the exact rate of the plan, even where batch_size was computed from it
             same = now["batch_size"] == self.batch_size
             rate = self.sample_rate if same else now["batch_size"] / self.n
-            cap = batch_cap(self.n, rate)
-            found.append(
-                Phase(
-                    first, max(first, end), sample_rate=rate, max_batch=cap, sums=self.sums, **now
-                )
-            )
+            constants = dict(now, sample_rate=rate, max_batch=batch_cap(self.n, rate))
+            found.append(Phase(first=first, end=max(first, end), sums=self.sums, **constants))
         return tuple(found)
 
     def phase(self, step: int) -> Phase:
@@ -349,16 +345,16 @@ class Plan:
         parts = [(p, count) for p, count in zip(self.all_phases, taken, strict=True) if count]
         return composed_epsilon(
             np.array([part.noise_multiplier for part, _ in parts]),
-            np.array([count for _, count in parts], dtype=np.int64),
             np.array([part.sample_rate for part, _ in parts]),
+            np.array([count for _, count in parts], dtype=np.int64),
             self.delta if delta is None else delta,
             method=method,
             releases=self.clip_bound if releases is None else releases,
         )
 
     @classmethod
-    def for_epsilon(cls, target: float, method: Method = "tight", **constants: Any) -> Self:
-        """The plan with the least noise whose worst case meets `target`, never above it.
+    def for_epsilon(cls, epsilon: float, *, method: Method = "tight", **constants: Any) -> Self:
+        """The plan with the least noise whose worst case meets `epsilon`, never above it.
 
         The target is for clip bound and training together.
 
@@ -380,11 +376,11 @@ class Plan:
                 "with phases, give noise_multiplier and look at worst_case()"
             )
         noise = least_noise(
-            target,
-            draft.delta,
-            draft.sample_rate,
-            draft.steps,
-            method,
+            epsilon,
+            sample_rate=draft.sample_rate,
+            steps=draft.steps,
+            delta=draft.delta,
+            method=method,
             releases=draft.clip_bound,
         )
         return dataclasses.replace(draft, noise_multiplier=noise) if noise else draft

@@ -69,16 +69,6 @@ class Epsilons:
             return np.isinf(self.values)
         return self.values >= self.worst_case * (1 - _AT_WORST)
 
-    @property
-    def small_bound(self) -> str | None:
-        """A sentence where everyone is at the worst case, so that C tells nobody apart."""
-        if self.kind == "none" or not self.worst_case > 0 or not self.at_worst_case.all():
-            return None
-        return (
-            "C is small: every norm that was recorded is at the clip bound, or none was recorded, "
-            "and everyone is at the worst case. A larger max_grad_norm tells examples apart."
-        )
-
     def save(self, path: str | os.PathLike[str], *, ids: Sequence[object] | None = None) -> None:
         """Writes `epsilon` (and `id`) to a `.csv`, `.parquet` or `.json` file.
 
@@ -101,3 +91,14 @@ class Epsilons:
 
 def _rebuilt(fields: dict[str, Any]) -> Epsilons:
     return Epsilons(**fields)
+
+
+def small_bound(epsilons: Epsilons) -> str | None:
+    """A sentence where everyone is at the worst case, so that C tells nobody apart; else None."""
+    worst = epsilons.worst_case
+    if epsilons.kind == "none" or not worst > 0 or not epsilons.at_worst_case.all():
+        return None
+    return (
+        "C is small: every norm that was recorded is at the clip bound, or none was recorded, "
+        "and everyone is at the worst case. A larger max_grad_norm tells examples apart."
+    )

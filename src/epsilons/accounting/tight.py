@@ -59,9 +59,9 @@ _KEPT = 2**25
 
 
 def tight_epsilon(
-    noise_multipliers: ArrayLike,
-    steps: ArrayLike,
+    noise_multiplier: ArrayLike,
     sample_rate: ArrayLike,
+    steps: ArrayLike,
     delta: float,
     *,
     direction: Direction = "both",
@@ -77,12 +77,12 @@ def tight_epsilon(
     draws it more rarely costs 1e-5 to a few per cent more, or the RDP ε. So does one with a
     noise multiplier below 0.02.
 
-    >>> round(tight_epsilon(3.32622, 3662, 4096 / 50_000, 1e-5), 4)
+    >>> round(tight_epsilon(3.32622, 4096 / 50_000, 3662, 1e-5), 4)
     7.2389
     """
-    noise = checks.non_negative("noise_multipliers", noise_multipliers)
-    times = checks.counts("steps", steps)
+    noise = checks.non_negative("noise_multiplier", noise_multiplier)
     p = checks.probability("sample_rate", sample_rate)
+    times = checks.counts("steps", steps)
     noise, times, p = (a.ravel() for a in np.broadcast_arrays(noise, times, p))
     with np.errstate(divide="ignore", over="ignore"):
         entries, which = np.unique(np.stack([1 / noise, p]), axis=1, return_inverse=True)

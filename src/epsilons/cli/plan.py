@@ -17,9 +17,9 @@ from epsilons.cli.show import warn_of_delta
 
 def plan(
     n: Annotated[int, typer.Option(help="Number of training examples.")],
+    epsilon: Annotated[float, typer.Option(help="Worst-case ε to meet.")],
     batch_size: Annotated[int, typer.Option(help="Expected batch size.")],
     epochs: Annotated[float, typer.Option(help="Passes over the data.")],
-    epsilon: Annotated[float, typer.Option(help="Worst-case ε to meet.")],
     delta: Annotated[float, typer.Option(help="δ of the guarantee.")],
     sums: Annotated[Sums, typer.Option(help="Sums over examples: float64 or float32.")] = "float64",
 ) -> None:
@@ -29,12 +29,12 @@ def plan(
     for method in METHODS:
         found = Plan.for_epsilon(
             epsilon,
-            method,
-            delta=delta,
+            method=method,
             n=n,
             batch_size=batch_size,
             epochs=epochs,
             max_grad_norm=1.0,
+            delta=delta,
             sums=sums,
         )
         if not found.steps:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from epsilons.accounting.composition import NOTHING
 from epsilons.accounting.printed import epsilon_text
-from epsilons.accounting.results import Epsilons
+from epsilons.accounting.results import Epsilons, small_bound
 from epsilons.accounting.sums import NOT_COVERED
 from epsilons.examples import Examples
 from epsilons.release import meaningful, person_worst_case, persons, releases_of
@@ -71,7 +71,8 @@ def owner_lines(run: Run, epsilons: Epsilons) -> list[str]:
 
 def small_bound_line(epsilons: Epsilons) -> list[str]:
     """What is to be said where everyone is at the worst case; private."""
-    return [] if epsilons.small_bound is None else [f"clip bound      {epsilons.small_bound}"]
+    said = small_bound(epsilons)
+    return [] if said is None else [f"clip bound      {said}"]
 
 
 def sums_line(run: Run) -> list[str]:

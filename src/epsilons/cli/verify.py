@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from epsilons.journal.run_entries import opening
 from epsilons.release import verify_ledger
 from epsilons.runs import Run
 
@@ -23,7 +24,7 @@ def verify(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> N
     verify_ledger(opened)
     how = "and the seal hold" if found.sealed else "hold; not sealed, since the run has not ended"
     older = "not covered: examples.npz and test.npz, since an earlier version made this run"
-    not_covered = [older] if opened.journal.format == 1 else []
+    not_covered = [older] if opening(opened.journal).format == 1 else []
     Console(highlight=False).print(
         f"OK: {found.entries} entries, {found.steps} steps; chain, anchor, public plan {how}",
         *not_covered,

@@ -20,9 +20,10 @@ from epsilons.accounting.results import Epsilons
 from epsilons.examples import Examples
 from epsilons.files import alone_in
 from epsilons.gradients.norms import LossFn, check_loss_fn
+from epsilons.journal.run_entries import record_identity, recorded_identity
 from epsilons.randomness import Randomness
 from epsilons.release.ledger import renew_ledger
-from epsilons.runs import Run
+from epsilons.runs import Run, publish_plan
 from epsilons.training.identity import LOSS, identity, loss_identity
 from epsilons.training.norm_passes import PASS_BATCH, NormPasses
 from epsilons.training.run_folder import begin_run, named, reopened_run, seal_run
@@ -82,8 +83,8 @@ class Accounted:
         self._alone.enter_context(alone_in(run.private))
         if resumed:
             _go_back(run, taken)
-        elif run.journal.identity is None:
-            run.journal.identify(me)
+        elif recorded_identity(run.journal) is None:
+            record_identity(run.journal, me)
         self.run: Run = run
         renew_ledger(run)
         self._model = model
@@ -170,4 +171,4 @@ def _go_back(run: Run, taken: int | None) -> None:
             f"which the last {charged - taken} are charged again",
             stacklevel=4,
         )
-    run.publish_plan()
+    publish_plan(run)

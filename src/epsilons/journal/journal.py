@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,10 +40,8 @@ class Journal:
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
         self._opening = read_opening(chain)
-        self.format: int = self._opening.format
         self.plan: Plan = self._opening.plan
         self.margin: Margin | None = self._opening.margin
-        self.opening: Mapping[str, Any] = self._opening.facts
         self.ids: NDArray[Any] = self._opening.ids
 
     @classmethod
@@ -66,7 +64,7 @@ class Journal:
         """A new journal, mode 0600. `ids` (n,) name the examples in data set order.
 
         `margin`: what `record` adds to norms, by default enough for any model; see `Margin`.
-        `columns`: owners, groups and digests of the examples (see `Examples.packed`).
+        `columns`: owners, groups and digests of the examples (see `examples.packed`).
         `random_loss`: the loss is random (dropout); `random_data`: the data set returns an example
         differently each time (augmentation). Either makes norms of a refresh differ from those of
         the step; if it is found out later, `record_random` appends it. `batch_invariant`: what an
@@ -113,7 +111,7 @@ class Journal:
     @property
     def randomness(self) -> Randomness:
         """Where the run's noise and coins come from."""
-        return Randomness.recorded(self.opening)
+        return Randomness.recorded(self._opening.facts)
 
     def close(self) -> None:
         self._chain.close()
@@ -205,41 +203,9 @@ class Journal:
         """
         return norm_records.clip_bounds(self._chain, self.plan, step, indices)
 
-    def identify(self, identity: Mapping[str, str]) -> None:
-        """Record which data set, model and so on the run is of, once, before its first step."""
-        if self.identity is not None or self.steps_charged:
-            raise ValueError("what the run is of is noted once, before its first step")
-        self._chain.append("identity", dict(identity), b"", b"")
-
-    @property
-    def identity(self) -> dict[str, str] | None:
-        """What `identify` recorded; None if it was not called."""
-        entry = self._chain.last("identity")
-        return None if entry is None else dict(entry.facts)
-
     def restart(self, step: int) -> None:
         """Go back to `step`: steps from there on are charged again, and everyone pays again."""
         charges.append_restart(self._chain, step)
-
-    def record_outcomes(self, training: bytes, held_out: bytes) -> None:
-        """Record losses and correctness under the final model, as packed columns; the last counts.
-
-        `held_out`: the held-out examples with their outcomes, empty if there are none.
-        """
-        self._chain.append("outcomes", {}, training, held_out)
-
-    @property
-    def columns(self) -> bytes:
-        """Packed columns of the examples beside their ids, as given to `create`."""
-        return self._chain.norms(0)
-
-    @property
-    def outcomes(self) -> tuple[bytes, bytes] | None:
-        """The arguments of the last `record_outcomes`; None if it was not called."""
-        last = self._chain.last("outcomes")
-        if last is None:
-            return None
-        return self._chain.indices(last.number), self._chain.norms(last.number)
 
     def seal(self) -> None:
         """End the journal: no entry can be appended, and `check` finds any changed byte."""
@@ -257,11 +223,6 @@ class Journal:
         charged before step `until`, from `steps_charged` or from step `at`.
         """
         return charges.charged_counts(self._chain, self.plan, until, at)
-
-    @property
-    def turns(self) -> tuple[int, ...]:
-        """`steps_charged` after the last charge, then after each restart since."""
-        return charges.turns(self._chain)
 
     @property
     def repeated(self) -> int:
@@ -306,11 +267,6 @@ class Journal:
     def restarts(self) -> int:
         """How often the run went back to an earlier step."""
         return sum(1 for _ in self._chain.entries("restart"))
-
-    def recorded_now(self, kind: SomeKind, first: int) -> bool:
-        """Whether norms of some examples from `first` on are recorded since the last restart."""
-        latest = charges.latest_entry(self._chain, kind)
-        return latest is not None and latest.facts["first"] >= first
 
     def norms(self, step: int) -> NDArray[np.float64]:
         """The norms (n,) of all examples recorded at `step`, the latest of several, with margin."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,7 +60,7 @@ def opening_facts(
     return {
         "format": FORMAT,
         "plan": plan.to_dict(),
-        "margin": margin.to_dict(),
+        "margin": asdict(margin),
         "id_type": ids.dtype.str,
         "random_loss": random_loss,
         "random_data": random_data,

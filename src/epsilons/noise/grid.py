@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -28,6 +28,18 @@ _CHUNK = 1 << 14  # coordinates whose noise is made together: they stay in the c
 _WORD = 8  # bytes
 _PRECISE = frozenset({torch.float32, torch.float64})
 _Floats = NDArray[np.floating[Any]]
+
+
+class Noise(Protocol):
+    """What adds noise to a clipped sum and divides it: the `noise` of `private_step`."""
+
+    def added_to(self, sums: dict[str, Tensor], std: float, divisor: float) -> dict[str, Tensor]:
+        """Every sum, by its parameter's name, plus independent N(0, `std`²), over `divisor`.
+
+        The result is the caller's own. The `sums` are given away: the result may be written over
+        them.
+        """
+        ...
 
 
 class GridNoise:

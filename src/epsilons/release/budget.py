@@ -214,14 +214,6 @@ class Budget:
     def close(self) -> None:
         self._chain.close()
 
-    def discard(self) -> None:
-        """Remove a budget that nothing was charged to."""
-        assert not self.entries()
-        self.close()
-        for file in (self._anchor, self.path):
-            if file is not None:
-                file.unlink(missing_ok=True)
-
     def __enter__(self) -> Self:
         return self
 
@@ -234,7 +226,7 @@ class Budget:
         Raises `OverBudget`, and charges nothing, where less than `cost` is left.
         """
         key = json.dumps(question, sort_keys=True, ensure_ascii=False)
-        with self.transaction():
+        with self._transaction():
             found = self._found(key)
             if found is None:
                 self._charge(key, cost)
@@ -243,7 +235,7 @@ class Budget:
         elif found.answer is not None:
             return found.answer
         drawn = json.dumps(answer(), ensure_ascii=False, allow_nan=False)
-        with self.transaction():
+        with self._transaction():
             found = self._found(key)
             assert found is not None
             if found.answer is None:
@@ -260,21 +252,21 @@ class Budget:
         """Every question charged so far, in order."""
         return _entries(self._chain)
 
-    def transaction(self) -> AbstractContextManager[None]:
+    def _transaction(self) -> AbstractContextManager[None]:
         """Lock out other writers until the block is left; then its entries are on disk."""
         return self._chain.transaction()
 
     @property
-    def ledger(self) -> str | None:
+    def _ledger(self) -> str | None:
         """The SHA-256 of the public ledger when it was last written; None if it never was."""
         return _noted(self._chain)
 
-    def note_ledger(self, digest: str) -> None:
+    def _note_ledger(self, digest: str) -> None:
         """Note the SHA-256 of the public ledger, which was just written, inside `alone`."""
-        if self.ledger != digest:
+        if self._ledger != digest:
             self._chain.append("ledger", {"sha256": digest}, b"", b"")
 
-    def publish(self) -> None:
+    def _publish(self) -> None:
         """Publish the head of the chain as it stands."""
         self._chain.publish()
 
@@ -306,6 +298,15 @@ class Budget:
             )
         asked = datetime.now(UTC).isoformat(timespec="seconds")
         self._chain.append("charge", {"asked": asked, "question": key, **asdict(cost)}, b"", b"")
+
+
+def discard(budget: Budget) -> None:
+    """Remove a budget that nothing was charged to."""
+    assert not budget.entries()
+    budget.close()
+    for file in (budget._anchor, budget.path):
+        if file is not None:
+            file.unlink(missing_ok=True)
 
 
 def _file(run_path: str | os.PathLike[str]) -> Path:

@@ -42,13 +42,14 @@ def write_ledger(run: Run, budget: Budget) -> Path:
     budget: one that someone edited is replaced.
     """
     file = run.path / "public" / LEDGER
-    with budget.transaction():
+    with budget._transaction():
         page = _page(run, budget.entries(), budget.limit)
-        if budget.ledger is None or _digest(file) != budget.ledger or not _knows_more(file, page):
+        noted = budget._ledger
+        if noted is None or _digest(file) != noted or not _knows_more(file, page):
             _write(file, page)
             _write(file.with_name(CHECKSUMS), _checksums(file.parent))
-            budget.note_ledger(_digest(file))
-    budget.publish()
+            budget._note_ledger(_digest(file))
+    budget._publish()
     return file
 
 

@@ -26,6 +26,7 @@ from epsilons.accounting.histories import clipping_thresholds
 from epsilons.accounting.individual import Method
 from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons, Kind
+from epsilons.journal.run_entries import opening
 from epsilons.randomness import Randomness
 from epsilons.release.budget import Spent, releases_of
 from epsilons.runs import Run
@@ -150,8 +151,8 @@ class CombinedRuns:
         ]
         return composed_epsilon(
             np.array([phase.noise_multiplier for phase, _ in phases]),
-            np.array([count for _, count in phases], dtype=np.int64),
             np.array([phase.sample_rate for phase, _ in phases]),
+            np.array([count for _, count in phases], dtype=np.int64),
             delta,
             method=self.method,
             releases=self.releases if releases is None else releases,
@@ -295,5 +296,5 @@ def _common_folders(runs: Sequence[Run]) -> tuple[tuple[str, ...], ...]:
     groups: dict[str, list[str]] = {}
     for run in runs:
         if run.seed is None:
-            groups.setdefault(str(run.journal.opening["salt"]), []).append(str(run.path))
+            groups.setdefault(str(opening(run.journal).facts["salt"]), []).append(str(run.path))
     return tuple(tuple(names) for names in groups.values() if len(names) > 1)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from epsilons.accounting.printed import epsilon_text
+from epsilons.accounting.results import small_bound
 from epsilons.analysis import (
     Attack,
     BoundRow,
@@ -117,8 +118,8 @@ def per_person_published(found: Mapping[str, Any] | None) -> str:
 
 def histogram(found: Findings) -> str:
     eps = found.epsilons
-    if eps.small_bound is not None:
-        return eps.small_bound
+    if (said := small_bound(eps)) is not None:
+        return said
     low, middle, high = (float(eps.quantile(q)) for q in (0.1, 0.5, 0.9))
     at_worst = float(eps.at_worst_case.mean())
     above = "" if at_worst >= 0.1 else f", 10 % above {high:.3f}"

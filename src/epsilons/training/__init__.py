@@ -2,6 +2,7 @@
 
 from typing import NoReturn
 
+from epsilons.gradients.norms import LossFn
 from epsilons.training.callbacks import Callbacks, Ema, TensorBoard
 from epsilons.training.evaluation import correct_class
 from epsilons.training.fit import fit
@@ -17,6 +18,7 @@ __all__ = [
     "Callbacks",
     "Ema",
     "Interrupted",
+    "LossFn",
     "PoissonLoader",
     "PrivateTraining",
     "Step",

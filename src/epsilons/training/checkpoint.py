@@ -27,6 +27,8 @@ from torch import Tensor, nn
 from epsilons.files import private_file
 from epsilons.training.keys import Streams
 
+RELEASES = "releases.bin"  # in the private half
+
 _DIGEST = 32  # bytes
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, default_collate
 from epsilons.accounting.plan import Plan
 from epsilons.examples import Examples
 from epsilons.gradients.norms import LossFn
-from epsilons.runs import Run
+from epsilons.runs import Run, expect_free
 from epsilons.training.checkpoint import Stateful
 from epsilons.training.evaluation import CorrectFn, Outcomes, outcomes
 from epsilons.training.interrupt import interruptible
@@ -63,7 +63,7 @@ def fit(
     """
     out = Path(out)
     if not resume:
-        Run.expect_free(out)
+        expect_free(out)
     elif not (out / "private" / "journal.sqlite").exists():
         talk = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
         talk.print(f"nothing to resume at {out}: a new run begins")

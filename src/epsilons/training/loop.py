@@ -6,6 +6,7 @@ undercounts. Norms of single examples are written when a range is complete.
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,14 +17,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from epsilons.accounting.histories import clipping_thresholds
+from epsilons.files import private_file
 from epsilons.gradients.isolation import own_generators, seed_generators
 from epsilons.gradients.norms import Clipped, LossFn
 from epsilons.journal import SomeKind
+from epsilons.journal.run_entries import recorded_now
 from epsilons.noise.grid import GridNoise
 from epsilons.release.ledger import renew_ledger
-from epsilons.runs import Run
+from epsilons.runs import CHECKPOINT, Run, publish_plan
 from epsilons.training.batches import Batches
 from epsilons.training.checkpoint import (
+    RELEASES,
     BeforeBody,
     Pending,
     Releases,
@@ -83,7 +87,7 @@ class Loop:
     def __post_init__(self) -> None:
         self.plan = self.run.plan
         self.journal = self.run.journal
-        self.releases = Releases(self.run.releases_file, self.environment)
+        self.releases = Releases(self.run.private / RELEASES, self.environment)
         self.norms: NDArray[np.float64] | None = None  # of all examples, as recorded
         self._norms_step: int | None = None  # of whose weights they are, if of the present ones
         self._replaying = False  # with the key of an earlier process
@@ -97,8 +101,9 @@ class Loop:
         `kept`: with the user's objects; else they are left as they are.
         """
         charged, old = self.journal.steps_charged, None
-        if self.run.checkpoint_file.exists():
-            content = read_checkpoint(self.run.checkpoint_file)
+        checkpoint = self.run.private / CHECKPOINT
+        if checkpoint.exists():
+            content = read_checkpoint(checkpoint)
             self.state.load(content, kept=kept)
             self.passes.micro_batch = self.state.micro_batch
             if self.state.step > charged:
@@ -119,7 +124,7 @@ class Loop:
         else:
             self._take_key(self.journal.restarts)
         if self.journal.restarts:
-            self.run.publish_plan()  # in case a crash came before
+            publish_plan(self.run)  # in case a crash came before
         self.norms = self._norms_at(self.state.step)
         if step == 0:
             self._movement = Movement(self.state.model)
@@ -184,7 +189,8 @@ class Loop:
         self._save()
         destroy_keys(self.run.private)
         self.state.streams.destroy()
-        self.run.save_timings(self.spent)
+        with private_file(self.run.private / "timings.json") as file:
+            file.write(json.dumps(self.spent).encode())
 
     def close(self) -> None:
         self.batches.close()
@@ -284,7 +290,7 @@ class Loop:
             "followed": self.state.followed_norms,
         }
         for kind, norms in waiting.items():
-            if norms.indices and not self.journal.recorded_now(kind, norms.first):
+            if norms.indices and not recorded_now(self.journal, kind, norms.first):
                 self.journal.record_some(kind, norms.first, norms.indices, norms.norms)
         self.state.sampled_norms, self.state.followed_norms = Pending(), Pending()
 
@@ -295,7 +301,7 @@ class Loop:
         self._take_key(self.journal.restarts + 1)
         self.journal.restart(self.state.step)
         self.releases.begin(self.state.step)
-        self.run.publish_plan()
+        publish_plan(self.run)
         self.norms = self._norms_at(self.state.step)
 
     def _take_key(self, restarts: int) -> None:
@@ -330,7 +336,7 @@ class Loop:
             destroy_keys(self.run.private)  # who resumes takes a fresh one
 
     def _save(self, before: BeforeBody | None = None) -> None:
-        self.state.save(self.run.checkpoint_file, before)
+        self.state.save(self.run.private / CHECKPOINT, before)
         self._saved = time.monotonic()
 
 

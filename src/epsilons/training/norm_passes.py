@@ -6,8 +6,10 @@ Every loop that is accounted for, ours or not, measures norms here and nowhere e
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -104,7 +106,9 @@ class NormPasses:
         """Name the examples without a finite gradient, in private."""
         if len(indices):
             ids = self.run.examples.ids[indices].tolist()
-            self.run.append_line("non_finite.jsonl", json.dumps({"step": step, "ids": ids}))
+            _append_line(
+                self.run.private / "non_finite.jsonl", json.dumps({"step": step, "ids": ids})
+            )
 
     def _norms(self, data: Dataset[Any], step: int, seed: int) -> NDArray[np.float64]:
         size = self._examples_at_once()
@@ -170,3 +174,9 @@ class NormPasses:
     def _not_covered(self, step: int) -> None:
         self.run.journal.record_batch_dependence(step)
         renew_ledger(self.run)
+
+
+def _append_line(file: Path, line: str) -> None:
+    """One more line in a private file."""
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as lines:
+        lines.write(line + "\n")

@@ -28,6 +28,7 @@ from epsilons.files import alone_in, needing_room
 from epsilons.gradients.isolation import own_generators
 from epsilons.gradients.norms import LossFn, check_loss_fn, trainable
 from epsilons.journal import Journal
+from epsilons.journal.run_entries import record_identity, recorded_identity
 from epsilons.noise.keystream import Keystream
 from epsilons.randomness import Randomness
 from epsilons.release.ledger import renew_ledger
@@ -135,8 +136,8 @@ class PrivateTraining:
                 except (RuntimeError, MemoryError) as error:
                     size = most_examples(plan.phase(0), micro_batch)
                     micro_batch = halved(error, size, "in the checks before training")
-            if run.journal.identity is None:
-                run.journal.identify(me)
+            if recorded_identity(run.journal) is None:
+                record_identity(run.journal, me)
         self.run: Run = run
         """The run folder: plan, journal, examples."""
         self._model, self._optimizer, self._loss_fn, self._train = model, optimizer, loss_fn, train

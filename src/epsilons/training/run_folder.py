@@ -16,9 +16,11 @@ from epsilons.accounting.plan import Plan
 from epsilons.examples import Examples
 from epsilons.files import destroy, private_file
 from epsilons.gradients.norms import LossFn, trainable
+from epsilons.journal.run_entries import recorded_identity
 from epsilons.randomness import Randomness
 from epsilons.release.ledger import renew_ledger
-from epsilons.runs import Run
+from epsilons.runs import CHECKPOINT, Run, discard_unbegun
+from epsilons.training.checkpoint import RELEASES
 from epsilons.training.identity import LOSS, difference, with_digests
 from epsilons.training.inspection import inspect_start
 from epsilons.training.sampling import Collate
@@ -77,7 +79,7 @@ def reopened_run(
     ValueError with the difference if it is not the same run. A change of the loss is warned of.
     """
     if not (out / "private" / "journal.sqlite").exists():
-        Run.discard_unbegun(out)
+        discard_unbegun(out)
         return None
     run = Run.open(out)
     if not run.finished:
@@ -93,7 +95,7 @@ def reopened_run(
             f"seed={seed}, and {out} was begun with seed={run.seed}: its sampling and noise are "
             f"{secret} and stay so. Go on {way}"
         )
-    before = run.journal.identity
+    before = recorded_identity(run.journal)
     if before is None:
         if run.journal.steps_charged:
             raise ValueError(
@@ -118,5 +120,5 @@ def seal_run(run: Run, model: nn.Module) -> None:
         torch.save(model.state_dict(), file)
     run.journal.seal()
     renew_ledger(run)  # what the individual ε's are worth is known only now
-    destroy(run.releases_file)
-    destroy(run.checkpoint_file)
+    destroy(run.private / RELEASES)
+    destroy(run.private / CHECKPOINT)

@@ -6,7 +6,7 @@ differ in `bounds` alone.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,19 +24,9 @@ from epsilons.gradients.norms import (
     example_count,
     trainable,
 )
+from epsilons.noise.grid import Noise
 
 Bounds = float | Tensor | NDArray[np.float64]
-
-
-class Noise(Protocol):
-    """What adds noise to a clipped sum and divides it; the result is the caller's own.
-
-    The sums are given away: the result may be written over them.
-    """
-
-    def added_to(
-        self, sums: dict[str, Tensor], std: float, divisor: float
-    ) -> dict[str, Tensor]: ...
 
 
 def private_step(
