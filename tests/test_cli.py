@@ -5,6 +5,8 @@ from importlib.metadata import version
 
 import pytest
 
+from epsilons import __version__
+
 PLAN = ["plan", "--n", "60000", "--batch-size", "1024", "--epochs", "100", "--epsilon", "2.4"]
 
 
@@ -26,7 +28,8 @@ def test_help_names_the_verbs():
 
 
 def test_version_is_the_packages():
-    assert epsilons("--version").stdout.strip() == f"epsilons {version('epsilons')}"
+    assert epsilons("--version").stdout.strip() == f"epsilons {__version__}"
+    assert __version__ == version("epsilons")
 
 
 def test_plan_prints_noise_rate_steps_and_every_method():

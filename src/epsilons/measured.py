@@ -70,8 +70,8 @@ def account(
     measured: Measured,
     steps: ArrayLike | None,
     *,
-    sample_rate: ArrayLike,
     noise_std: ArrayLike,
+    sample_rate: ArrayLike,
     max_grad_norm: ArrayLike,
     delta: float,
     method: Method,
@@ -83,8 +83,8 @@ def account(
     """ε of every example. `steps`: how many each row stands for, one number or one per row."""
     return epsilons_from_blocks(
         measured.blocks(steps_of_rows(measured, steps)),
-        sample_rate=sample_rate,
         noise_std=noise_std,
+        sample_rate=sample_rate,
         max_grad_norm=max_grad_norm,
         delta=delta,
         method=method,

@@ -39,16 +39,21 @@ def expect_table(path: str | os.PathLike[str]) -> Path:
 
 
 def write_table(
-    path: str | os.PathLike[str], columns: Mapping[str, ArrayLike], facts: Facts
+    path: str | os.PathLike[str],
+    columns: Mapping[str, ArrayLike],
+    facts: Facts,
+    *,
+    ending: str | None = None,
 ) -> None:
     """Write columns of one length, with what holds for all rows, to a file of mode 0600.
 
-    It appears complete or not at all; one that is there is replaced.
+    It appears complete or not at all; one that is there is replaced. `ending`: how it is written,
+    by default the file's own.
     """
-    path = expect_table(path)
+    path = expect_table(path) if ending is None else Path(path)
     arrays = {name: np.asarray(column) for name, column in columns.items()}
     with private_file(path) as file:
-        _WRITERS[path.suffix](file, arrays, facts)
+        _WRITERS[ending or path.suffix](file, arrays, facts)
 
 
 def _to_csv(file: IO[bytes], columns: Columns, facts: Facts) -> None:

@@ -1,17 +1,21 @@
 import dataclasses
 import json
+import sys
 
 import numpy as np
 import pytest
+from dp_accounting import NeighboringRelation
+from dp_accounting.rdp import RdpAccountant
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epsilons import Plan
-from epsilons.accounting import NOTHING, Releases
+from epsilons import Phase, Plan
+from epsilons.accounting import DEFAULT_ORDERS, NOTHING, Releases
 
 CONSTANTS = dict(
     n=60_000, batch_size=1024, epochs=100, noise_multiplier=2.50631, max_grad_norm=2.0, delta=1e-5
 )
+CLIP_BOUND = {"clip_bound_mu": 0.2, "clip_bound_distance": 1e-20}
 
 
 def plan(**changes):
@@ -233,9 +237,6 @@ def test_without_clipping_nothing_is_promised():
         Plan.for_epsilon(1.0, clipping="none", **constants)
 
 
-CLIP_BOUND = {"clip_bound_mu": 0.2, "clip_bound_distance": 1e-20}
-
-
 def test_the_clip_bounds_cost_is_part_of_the_worst_case():
     """It was left out: 4.000 was said where clip bound and training together cost 4.103."""
     small = dict(n=1437, batch_size=300, epochs=3, noise_multiplier=1.25787, delta=1e-5)
@@ -276,3 +277,41 @@ def test_a_plan_from_before_clip_bounds_were_in_it_is_read():
 def test_a_cost_that_is_no_number_is_refused(wrong):
     with pytest.raises(ValueError, match="clip_bound_mu"):
         plan(clip_bound_mu=wrong)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"batch_size": 60_000, "steps": 7},
+        {"phases": ((20, {"noise_multiplier": 2.5}), (60, {"batch_size": 4096}))},
+        CLIP_BOUND,
+    ],
+)
+def test_the_event_of_a_plan_has_its_rdp_epsilon(changes):
+    ours = plan(**{"steps": 100, "epochs": None, **changes})
+    accountant = RdpAccountant(DEFAULT_ORDERS, NeighboringRelation.ADD_OR_REMOVE_ONE)
+    theirs = accountant.compose(ours.dp_event()).get_epsilon(ours.delta)
+    assert theirs == pytest.approx(ours.worst_case("rdp"), rel=1e-6)
+
+
+def test_events_of_no_steps_of_no_privacy_and_of_no_end():
+    nothing = plan(steps=0, epochs=None).dp_event()
+    assert RdpAccountant().compose(nothing).get_epsilon(1e-5) == 0
+    public = plan(clipping="none", noise_multiplier=0)
+    assert np.isinf(RdpAccountant().compose(public.dp_event()).get_epsilon(1e-5))
+    with pytest.raises(ValueError, match="unknown length"):
+        plan(steps=None, epochs=None, refresh_every=5).dp_event()
+
+
+def test_an_event_without_dp_accounting_names_the_way_out(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(ImportError, match="pip install dp-accounting"):
+        plan().dp_event()
+
+
+def test_a_phase_is_what_its_step_has():
+    phased = plan(steps=100, epochs=None, phases=((20, {"noise_multiplier": 2.5}),))
+    phase = phased.phase(20)
+    assert isinstance(phase, Phase)
+    assert (phase.first, phase.end, phase.noise_std) == (20, 100, 2.5 * phased.max_grad_norm)

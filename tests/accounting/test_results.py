@@ -2,6 +2,7 @@ import csv
 import json
 import pickle
 import stat
+import sys
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -124,3 +125,34 @@ def test_a_place_that_can_not_be_written_is_named_as_it_was_given(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no/eps\.parquet") as error:
         some().save(tmp_path / "no" / "eps.parquet")
     assert "partial" not in str(error.value)
+
+
+def test_csv_and_parquet_can_be_asked_for_by_name(tmp_path):
+    some().to_csv(tmp_path / "named.txt", ids=["a", "b", "c"])
+    some().save(tmp_path / "saved.csv", ids=["a", "b", "c"])
+    assert (tmp_path / "named.txt").read_bytes() == (tmp_path / "saved.csv").read_bytes()
+    some().to_parquet(tmp_path / "named")
+    assert pq.read_table(tmp_path / "named")["epsilon"].to_pylist() == SECRET.tolist()
+    for file in tmp_path.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_frame_has_the_values_and_what_they_mean():
+    eps = some()
+    frame = eps.to_frame(ids=["a", "b", "c"])
+    assert (list(frame.columns), frame["id"].tolist()) == (["id", "epsilon"], ["a", "b", "c"])
+    frame.loc[0, "epsilon"] = 99.0  # a copy
+    assert eps.values.tolist() == SECRET.tolist()
+    again = eps.to_frame()
+    assert (list(again.columns), again["epsilon"].tolist()) == (["epsilon"], SECRET.tolist())
+    assert again.attrs == {
+        "delta": eps.delta, "method": eps.method, "kind": eps.kind, "worst_case": eps.worst_case,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="2 ids for 3 examples"):
+        eps.to_frame(ids=[1, 2])
+
+
+def test_a_frame_without_pandas_names_the_way_out(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        some().to_frame()

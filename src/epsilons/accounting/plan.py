@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from epsilons.accounting.composition import Releases, composed_epsilon
 from epsilons.accounting.individual import Method
 from epsilons.accounting.results import Kind
 from epsilons.accounting.sums import Sums, batch_cap
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 Clipping = Literal["max", "individual", "none"]
 Rounding = Literal["up", "nearest"]
@@ -384,6 +387,42 @@ class Plan:
             releases=draft.clip_bound,
         )
         return dataclasses.replace(draft, noise_multiplier=noise) if noise else draft
+
+    def dp_event(self) -> dp_accounting.DpEvent:
+        """The run as a `DpEvent` of Google's dp-accounting, for the accountants there.
+
+        Per phase a `SelfComposedDpEvent` of as many `PoissonSampledDpEvent`s of a
+        `GaussianDpEvent`; phases, and the release that `clip_bound` was, in a `ComposedDpEvent`.
+        Its accountants must take neighbours that differ by adding or removing one record
+        (`NeighboringRelation.ADD_OR_REMOVE_ONE`, their default), which is what all ε's here are
+        about. Noise is taken as exactly Gaussian and batches as unlimited; `worst_case` sets a
+        little of δ aside for both, and so may be higher in the last digits.
+
+        ValueError for a plan of unknown length; ImportError if dp-accounting is not installed.
+        """
+        try:
+            import dp_accounting as dp
+        except ImportError as missing:
+            raise ImportError("a DpEvent needs dp-accounting: pip install dp-accounting") from (
+                missing
+            )
+        if self.endless:
+            raise ValueError("a plan of unknown length is no event; give steps or epochs")
+        if self.clipping == "none":
+            return dp.NonPrivateDpEvent()
+        events = [
+            dp.SelfComposedDpEvent(
+                dp.PoissonSampledDpEvent(
+                    phase.sample_rate, dp.GaussianDpEvent(phase.noise_multiplier)
+                ),
+                phase.end - phase.first,
+            )
+            for phase in self.all_phases
+            if phase.end > phase.first
+        ]
+        if self.clip_bound_mu:
+            events.append(dp.GaussianDpEvent(1 / self.clip_bound_mu))
+        return events[0] if len(events) == 1 else dp.ComposedDpEvent(events)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values; `Plan.from_dict` takes them back."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from epsilons.tables import write_table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Kind = Literal["exact", "bound", "estimate", "none"]
 
@@ -70,23 +73,61 @@ class Epsilons:
         return self.values >= self.worst_case * (1 - _AT_WORST)
 
     def save(self, path: str | os.PathLike[str], *, ids: Sequence[object] | None = None) -> None:
-        """Writes `epsilon` (and `id`) to a `.csv`, `.parquet` or `.json` file.
+        """Write `epsilon` (and `id`) to a `.csv`, `.parquet` or `.json` file, by its ending.
 
-        δ, method, kind and worst case go along; see `tables`. The file is its owner's alone (mode
-        0600), and appears complete or not at all; one that is there is replaced.
+        δ, method, kind and worst case go along; see `tables`. `path`: the file, which is its
+        owner's alone (mode 0600), and appears complete or not at all; one that is there is
+        replaced. `ids` (n,): names of the examples, for a column of their own; by default none.
+
+        ValueError for another ending, or unless there is one id for each example; ImportError if
+        parquet is asked for and pyarrow is not installed.
         """
-        columns: dict[str, Any] = {"epsilon": self.values}
-        if ids is not None:
-            if len(ids) != len(self):
-                raise ValueError(f"{len(ids)} ids for {len(self)} examples; expected one each.")
-            columns = {"id": ids, **columns}
-        facts = {
+        write_table(path, self._columns(ids), self._facts())
+
+    def to_csv(self, path: str | os.PathLike[str], *, ids: Sequence[object] | None = None) -> None:
+        """Write a CSV file as `save` does, whatever the ending of `path`; `ids` as there."""
+        write_table(path, self._columns(ids), self._facts(), ending=".csv")
+
+    def to_parquet(
+        self, path: str | os.PathLike[str], *, ids: Sequence[object] | None = None
+    ) -> None:
+        """Write a Parquet file as `save` does, whatever the ending of `path`; `ids` as there.
+
+        ImportError if pyarrow is not installed.
+        """
+        write_table(path, self._columns(ids), self._facts(), ending=".parquet")
+
+    def to_frame(self, *, ids: Sequence[object] | None = None) -> pd.DataFrame:
+        """The values as a pandas data frame of one row per example: private, as they are.
+
+        Column `epsilon`, and before it `id` where `ids` (n,) are given; its `attrs` have delta,
+        method, kind and worst_case. The columns are copies. ImportError if pandas is not
+        installed; ValueError unless there is one id for each example.
+        """
+        try:
+            import pandas as pd
+        except ImportError as missing:
+            raise ImportError("a data frame needs pandas: pip install pandas") from missing
+        frame = pd.DataFrame(
+            {name: np.array(column) for name, column in self._columns(ids).items()}
+        )
+        frame.attrs.update(self._facts())
+        return frame
+
+    def _columns(self, ids: Sequence[object] | None) -> dict[str, Any]:
+        if ids is None:
+            return {"epsilon": self.values}
+        if len(ids) != len(self):
+            raise ValueError(f"{len(ids)} ids for {len(self)} examples; expected one each.")
+        return {"id": ids, "epsilon": self.values}
+
+    def _facts(self) -> dict[str, Any]:
+        return {
             "delta": float(self.delta),
             "method": self.method,
             "kind": self.kind,
             "worst_case": float(self.worst_case),
         }
-        write_table(path, columns, facts)
 
 
 def _rebuilt(fields: dict[str, Any]) -> Epsilons:

@@ -20,10 +20,16 @@ from epsilons.terminal import counting
 
 def account(
     norms: Annotated[Path, typer.Argument(help="Norms (rows, n): .npy, .npz or .parquet.")],
+    *,
+    noise_std: Annotated[
+        str,
+        typer.Option(
+            help="Standard deviation of the noise on the sum, in units of the gradient: "
+            "noise multiplier times clip bound."
+        ),
+    ],
     sample_rate: Annotated[str, typer.Option(help="Sampling probability p.")],
-    noise_std: Annotated[str, typer.Option(help="Standard deviation of the noise on the sum.")],
     max_grad_norm: Annotated[str, typer.Option(help="Clip bound C.")],
-    delta: Annotated[float, typer.Option(help="δ of the ε's.")],
     steps: Annotated[
         str | None,
         typer.Option(
@@ -32,6 +38,7 @@ def account(
             "everyone, drawn or not; the numbers add up to its length. In an .npz: its `steps`."
         ),
     ] = None,
+    delta: Annotated[float, typer.Option(help="δ of the ε's.")],
     method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = METHODS[0],
     clipping: Annotated[str, typer.Option(help="max or individual.")] = "max",
     rounding: Annotated[str | None, typer.Option(help="up or nearest [none].")] = None,
@@ -52,8 +59,8 @@ def account(
         epsilons = price(
             measured,
             each,
-            sample_rate=_numbers("--sample-rate", sample_rate),
             noise_std=_numbers("--noise-std", noise_std),
+            sample_rate=_numbers("--sample-rate", sample_rate),
             max_grad_norm=_numbers("--max-grad-norm", max_grad_norm),
             delta=delta,
             method=method,  # type: ignore[arg-type]  # checked where it is used
