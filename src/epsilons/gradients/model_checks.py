@@ -48,13 +48,18 @@ class MixedExamples(UnsupportedLayer):
 
 @dataclass(frozen=True)
 class ModelCheck:
-    """What the check learned: whether the loss draws, as with dropout (None: not asked)."""
+    """What the check learned: whether the loss draws, as with dropout (None: not asked).
+
+    It is in `random_loss`.
+    """
 
     random_loss: bool | None
 
 
 def check_model(model: nn.Module, loss_fn: LossFn | None = None, batch: Any = None) -> ModelCheck:
     """Raise `UnsupportedLayer` with every problem and its remedy; else say what was learned.
+
+    Layers of `model` that are known to let one example change another's gradient are always found.
 
     With `loss_fn` and a `batch`, its first three examples, the first of them twice, are compared
     with autograd, one example at a time: losses, gradient norms and clipped sums. Losses of its
@@ -145,7 +150,8 @@ def replace_batch_norm(model: nn.Module, groups: int = 16) -> nn.Module:
     """The model with a GroupNorm in the place of every BatchNorm, same scale and shift.
 
     `groups` is reduced to divide the channels into groups of two or more. The layers are replaced
-    in the model itself; build the optimizer afterwards.
+    in the model itself; build the optimizer afterwards. `model` comes back, or a GroupNorm where it
+    is a BatchNorm itself.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 24, 3), nn.BatchNorm2d(24))
     >>> replace_batch_norm(model)[1].num_groups

@@ -27,6 +27,7 @@ from epsilons.gradients.tracer import PresumedWrongly, Tracer
 from epsilons.gradients.trees import swapped, tensors_in
 
 LossFn = Callable[[nn.Module, Any], Tensor]
+"""One loss per example: called with model and batch, it gives a tensor (B,)."""
 Sums = Literal["float64", "float32"]  # the dtype of sums over examples
 
 
@@ -55,6 +56,11 @@ def clipped_gradients(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The sum of clipped per-example gradients by parameter name, and the norms (B,).
 
+    `loss_fn(model, batch)`: one loss per example, (B,). `batch`: tensors, also in tuples and
+    dictionaries, with the examples along dimension 0. `bounds`: C_i ≥ 0 of each example (B,), or
+    one for all, up to ∞. Gradients are those of the parameters of `model` that require one; `.grad`
+    is left alone.
+
         Σ_i g_i · min(1, C_i / (‖g_i‖ · (1 + 1e-4)))
 
     The factor 1 + 1e-4 covers the rounding of the norms: no example contributes more than its
@@ -63,10 +69,11 @@ def clipped_gradients(
 
     `micro_batch`: how many examples are in memory at once; None: the whole batch. `sums`: the dtype
     of the sum over examples. With `"float64"` every pass has exactly `micro_batch` examples, the
-    last one being padded with copies that don't count: then what an example adds does not depend
-    on the others, as far as the kernels allow (`docs/sums.md`). With `"float32"` nothing is padded
-    and gradients are summed as they come, which is faster; rounding may then let one example move
-    the sum by more than its bound.
+    last one being padded with copies that don't count: then what an example adds does not depend on
+    the others, as far as the kernels allow (`docs/sums.md`). With `"float32"` nothing is padded and
+    gradients are summed as they come, which is faster; rounding may then let one example move the
+    sum by more than its bound. `UnsupportedLayer` where no per-example gradient exists or can be
+    had; ValueError for losses and bounds that don't fit.
     """
     check_loss_fn(loss_fn)
     found = clipped_pass(
@@ -162,12 +169,17 @@ def gradient_norms(
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Every example's gradient norm at the current model, (n,) float64 in dataset order.
 
+    `loss_fn(model, batch)`: one loss per example, (B,). Of all parameters of `model` that require a
+    gradient, together.
+
     `data` is a map-style dataset, or tensors (also in tuples and dictionaries) with the examples
-    along dimension 0, or a `DataLoader` that goes through its data set in order. The model runs
-    in the mode it is in; its random draws (dropout) come from `seed` and not from the global
+    along dimension 0, or a `DataLoader` that goes through its data set in order. The model runs in
+    the mode it is in; its random draws (dropout) come from `seed` and not from the global
     generators. Model, buffers, gradients and generators are left as they were, also by an
     exception. `progress(done, total)` is called after every batch. A norm that isn't finite is
-    returned as it is.
+    returned as it is. `batch_size`: how many examples are in a pass. `device`: must be the model's,
+    where batches are put. `collate_fn`: as for a `DataLoader`. `UnsupportedLayer` where no
+    per-example gradient exists or can be had.
 
     >>> model = torch.nn.Linear(2, 1, bias=False)
     >>> loss_fn = lambda model, x: model(x).squeeze(1)

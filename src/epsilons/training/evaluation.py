@@ -21,7 +21,11 @@ _AT_A_TIME = 256  # examples
 
 
 def correct_class(model: nn.Module, batch: Any) -> Tensor:
-    """Whether the largest output is the label, for (x, y) batches of a classifier."""
+    """Whether the largest output is the label, for (x, y) batches of a classifier.
+
+    `model` gives (B, classes); `batch` is a pair (x, y) with labels y (B,). The result (B,) is
+    boolean.
+    """
     x, y = batch
     right: Tensor = model(x).argmax(dim=1) == y
     return right

@@ -59,7 +59,10 @@ def fit(
 
     A folder at `out` is refused, unless `resume=True`: then the unfinished run there is gone on
     with; if there is none, a new one begins, and that is said. Ctrl-C and SIGTERM stop between two
-    steps (`Interrupted`), where the same call with `resume=True` goes on.
+    steps (`Interrupted`), where the same call with `resume=True` goes on. `optimizer`, `loss_fn`,
+    `train`, `examples`, `scheduler`, `seed`, `device`, `micro_batch`, `collate_fn`, `num_workers`,
+    `follow` and `max_epsilon` are those of `PrivateTraining`, as are guarantees and errors. The
+    finished `Run` comes back.
     """
     out = Path(out)
     if not resume:

@@ -116,7 +116,8 @@ def steps_are_batch_invariant(
 
     For `Journal.create(…, batch_invariant=)` in a loop of your own; `micro_batch` as for the steps.
     All batches must have one shape beside the number of examples: pad to a fixed length. False if
-    the plan's sums are float32, or the loss is random in another way than by dropout.
+    the plan's sums are float32, or the loss is random in another way than by dropout. `model`,
+    `loss_fn` and `plan`: of the training. `batch`: some examples of it, such as the first 256.
     """
     return _invariant(model, loss_fn, batch, pass_sizes(plan, micro_batch))
 

@@ -54,6 +54,7 @@ class Step:
 
     `number`: from 0. `loss`: mean of the batch, before the step; private, NaN of an empty batch.
     `replayed`: a process that was stopped had released this step, and may have shown it already.
+    `model` and `optimizer`: as the step left them. `run`: the run folder.
     """
 
     number: int

@@ -187,7 +187,8 @@ class PrivateTraining:
     def epsilons(self, delta: float | None = None, method: Method = "tight") -> Epsilons:
         """ε of every training example for the steps charged so far, in data set order.
 
-        `delta`: by default the plan's.
+        `delta`: by default the plan's. `method`: the accountant, `"tight"` (the default), `"rdp"`
+        or `"rdp-classic"`.
         """
         return self.run.epsilons(delta, method)
 

@@ -42,6 +42,10 @@ def private_step(
 ) -> Tensor:
     """Take one private step; the norms (B,) of the batch's gradients come back.
 
+    `model` is trained in place by `optimizer`, any of `torch.optim`; no step needs more of it than
+    `step()`. `loss_fn(model, batch)`: one loss per example, (B,). `noise`: `SecureNoise()`, or
+    `SeededNoise(seed)` for experiments. The norms are those before clipping; they are private.
+
     `batch` is a Poisson draw, or None for an empty one: then the step adds noise only.
     `plan` is a plan without phases, or `plan.phase(step)`. `bounds` is each example's clip bound
     (B,), or one for all, at most `plan.max_grad_norm`, which is the default under common clipping.
@@ -53,7 +57,8 @@ def private_step(
     (`clipping="none"`) the bounds are taken as they are, up to ∞.
 
     `micro_batch`: the most examples in memory at once. With the plan's `sums="float64"` every pass
-    has one size, by default a little more than the expected batch.
+    has one size, by default a little more than the expected batch. ValueError for bounds,
+    optimizers and sums that don't fit; `UnsupportedLayer` where no per-example gradient exists.
     """
     return taken_step(
         model, optimizer, loss_fn, batch, plan, noise=noise, bounds=bounds, micro_batch=micro_batch

@@ -37,22 +37,23 @@ class GradientRule(ABC):
 
     @abstractmethod
     def gradients(self, g: Tensor) -> Tensor:
-        """Every example's gradient, (B, *weight.shape)."""
+        """Every example's gradient, (B, *weight.shape), from the output gradients `g` (B, …)."""
 
     def square_norms(self, g: Tensor) -> Tensor:
-        """Every example's squared gradient norm, (B,)."""
+        """Every example's squared gradient norm, (B,), from the output gradients `g` (B, …)."""
         return square_norms(self.gradients(g))
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
-        """Σ_i factors_i · gradient_i, of the weight's shape and the factors' dtype; factors: (B,).
+        """The sum of gradients weighted by `factors` (B,), from the output gradients `g` (B, …).
 
-        In float64, what one example adds must be a function of its own rows of `data` and g, to the
-        last bit: contract over examples only what is exact in float64, else `materialized_sum`.
+        Σ_i factors_i · gradient_i, of the weight's shape and the factors' dtype. In float64, what
+        one example adds must be a function of its own rows of `data` and g, to the last bit:
+        contract over examples only what is exact in float64, else `materialized_sum`.
         """
         return weighted(self.gradients(g), factors)
 
     def materializes(self, g: Tensor) -> bool:
-        """Whether `square_norms` materializes the gradients in full."""
+        """Whether `square_norms` materializes the gradients in full, given `g`."""
         return True
 
     def saved(self) -> Sequence[Tensor]:
@@ -60,7 +61,7 @@ class GradientRule(ABC):
         return [] if self.data is None else [self.data]
 
     def rows(self, chosen: slice | Tensor) -> Self:
-        """The same rule for some of the examples."""
+        """The same rule for the examples `chosen`, a slice or their indices."""
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
         if self.data is not None:
@@ -85,10 +86,11 @@ RULES: dict[Any, tuple[RuleBuilder, str | None]] = {}
 def norm_rule(
     *operations: Callable[..., Any], data: str | None = "input"
 ) -> Callable[[RuleBuilder], RuleBuilder]:
-    """Register the rule of one or more operations.
+    """Register the rule of one or more `operations`, by decorating its builder.
 
-    `data` names the one argument (the first) that may depend on the data; None leaves it to the
-    rule, which may yield nothing to decline.
+    The builder is called with what an operation is called with, and yields a `GradientRule` for
+    every weight that it uses. `data` names the one argument (the first) that may depend on the
+    data; None leaves it to the rule, which may yield nothing to decline.
     """
 
     def register(build: RuleBuilder) -> RuleBuilder:
