@@ -38,7 +38,7 @@ from epsilons.training.checkpoint import (
 from epsilons.training.evaluation import to_device
 from epsilons.training.interrupt import Interrupted
 from epsilons.training.keys import Streams, destroy_keys, kept_key, new_key
-from epsilons.training.movement import Movement
+from epsilons.training.movement import MOVED_BY, Movement
 from epsilons.training.norm_passes import NormPasses
 from epsilons.training.step import taken_step
 
@@ -127,7 +127,7 @@ class Loop:
         if self.journal.restarts:
             publish_plan(self.run)  # in case a crash came before
         self.norms = self._norms_at(self.state.step)
-        if step == 0:
+        if self.state.step < MOVED_BY:
             self._movement = Movement(self.state.model)
 
     def advance(self, last: int) -> bool:
