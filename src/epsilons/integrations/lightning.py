@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
-from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from epsilons.accounting.plan import Plan
@@ -152,7 +149,7 @@ class PrivateLoader:
         return PrivateTraining(
             module,
             trainer.optimizers[0],
-            functools.partial(_loss, trainer.precision_plugin.forward_context, self._loss_fn),
+            self._loss_fn,
             self._train,
             self._plan,
             out=self._out,
@@ -219,16 +216,6 @@ def _check_trainer(trainer: pl.Trainer) -> None:
             f"{trainer.world_size} processes with {len(trainer.optimizers)} optimizers; "
             "expected one of each"
         )
-
-
-def _loss(
-    precision: Callable[[], AbstractContextManager[Any]],
-    loss_fn: LossFn,
-    module: nn.Module,
-    batch: Any,
-) -> Tensor:
-    with precision():
-        return loss_fn(module, batch)
 
 
 def _steps_of(training: Iterable[Step]) -> Generator[Step, None, None]:
