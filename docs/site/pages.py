@@ -31,7 +31,8 @@ def _for_the_site(source: str) -> str:
     """A page of the repository, with links as the site has them."""
     text = (ROOT / source).read_text(encoding="utf-8")
     if source.startswith("examples/"):
-        return text.replace("](../docs/", "](") + _scripts()
+        text = text.replace("](../docs/", "](")
+        return re.sub(r"\]\((\w+)\.(py|sh)\)", r"](#\1\2)", text) + _scripts()
     text = text.replace("](docs/", "](")
     for name, page in _COPIED.items():
         text = text.replace(f"]({name})", f"]({page})")

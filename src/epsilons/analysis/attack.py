@@ -50,8 +50,11 @@ class Attack:
     splits: int
 
     def of(self, group: str) -> AttackRow:
-        """The row of a `group`; StopIteration if there is none."""
-        return next(row for row in self.rows if row.group == group)
+        """The row of a `group`; ValueError if there is none."""
+        for row in self.rows:
+            if row.group == group:
+                return row
+        raise ValueError(f"no group {group!r}; expected one of {[r.group for r in self.rows]}")
 
 
 def loss_threshold_attack(
