@@ -55,7 +55,7 @@ def _command_line() -> str:
     group: Any = typer.main.get_command(app)
     parts = [f"# Command line\n\n{group.help}\n"]
     for name, verb in group.commands.items():
-        context = group.context_class(verb, info_name=f"epsilons {name}", max_content_width=92)
-        context.terminal_width = 92
+        context = group.context_class(verb, info_name=f"epsilons {name}", max_content_width=80)
+        context.terminal_width = 80
         parts.append(f"\n## epsilons {name}\n\n```text\n{verb.get_help(context)}\n```\n")
     return "".join(parts)
