@@ -296,7 +296,7 @@ def test_accumulated_batches_are_one_private_step(tmp_path):
 
 def test_evaluating_saving_and_predicting_are_the_trainers(tmp_path):
     options = {
-        "max_steps": -1, "num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "best",
+        "max_steps": -1, "num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "epoch",
         "metric_for_best_model": "rise", "load_best_model_at_end": True,
         "eval_dataset": Sentences(parity, n=8),
     }  # fmt: skip
