@@ -109,7 +109,7 @@ def lora(dora=False):
 
 def arguments(tmp_path, **options):
     options = {
-        "max_steps": 8, "per_device_train_batch_size": 10, "learning_rate": 0.02,
+        "max_steps": 4, "per_device_train_batch_size": 10, "learning_rate": 0.02,
         "save_strategy": "no", "logging_strategy": "no", "optim": "sgd", **options,
     }  # fmt: skip
     return tf.TrainingArguments(
@@ -127,7 +127,7 @@ def trainer(tmp_path, model=None, data=None, *, private=None, out="run", callbac
     data = Sentences(parity) if data is None else data
     return PrivateTrainer(
         model=bert() if model is None else model, args=args, train_dataset=data,
-        plan=plan(max(8, args.max_steps)) if private is None else private,
+        plan=plan(8 if args.max_steps < 0 else args.max_steps) if private is None else private,
         out=tmp_path / out, callbacks=list(callbacks), **{"seed": 3, **own},
     )  # fmt: skip
 
@@ -209,7 +209,7 @@ def test_what_a_trainer_records_is_the_norm_of_each_example_by_itself(
     model, data = model(), Sentences(labels)
     assert any(trained in name for name, p in model.named_parameters() if p.requires_grad)
     _, norms = own_losses_and_norms(model, data)
-    mine = trainer(tmp_path, model, data, max_steps=12)
+    mine = trainer(tmp_path, model, data, max_steps=10 if "lora" in trained else 2)
     mine.train()
     journal = mine.run.journal
     charged = journal.margin.charged(norms, journal.plan.all_phases)
@@ -279,7 +279,7 @@ def test_an_end_that_found_the_disk_full_is_made_up_for(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="no room"):
             trainer(tmp_path).train()
     mine = trainer(tmp_path)
-    assert mine.train().global_step == 8
+    assert mine.train().global_step == 4
     assert mine.run.finished
     assert mine.run.journal.repeated == 0
 
@@ -289,7 +289,7 @@ def test_accumulated_batches_are_one_private_step(tmp_path):
     one = trainer(tmp_path, out="one")
     one.train()
     other = trainer(tmp_path, per_device_train_batch_size=5, gradient_accumulation_steps=2)
-    assert other.train().global_step == 8
+    assert other.train().global_step == 4
     assert other.run.plan == one.run.plan
     torch.testing.assert_close(weights(one.model), weights(other.model), rtol=1e-5, atol=1e-6)
 
@@ -358,7 +358,7 @@ def test_padding_to_the_longest_of_a_batch_does_not_claim_to_cover_sums(tmp_path
             order = self.mask.sum(1).argsort(descending=True)
             self.words, self.mask = self.words[order], self.mask[order]
 
-    covered = plan(8, sums="float64")
+    covered = plan(4, sums="float64")
     whole, dynamic = (
         trainer(tmp_path, data=LongestFirst(), out=out, private=covered, data_collator=collate)
         for out, collate in (("whole", tf.default_data_collator), ("dynamic", padded))
@@ -387,9 +387,9 @@ def test_words_masked_at_random_make_an_estimate(tmp_path):
         batch["input_ids"] = batch["input_ids"].where(~chosen, 4)
         return batch
 
-    exact = plan(3, refresh_every=1)
+    exact = plan(2, refresh_every=1)
     mine = trainer(
-        tmp_path, bert(tf.BertForMaskedLM), private=exact, max_steps=3, data_collator=masked
+        tmp_path, bert(tf.BertForMaskedLM), private=exact, max_steps=2, data_collator=masked
     )
     mine.train()
     assert exact.kind != "estimate"
@@ -427,14 +427,14 @@ class Doubled(tf.BertForSequenceClassification):
     [
         ({}, {"resume_from_checkpoint": True}, "goes on with .* by itself"),
         ({}, {"trial": {}}, "hyperparameter_search would train several"),
-        ({"max_steps": 7}, {}, "the arguments give 7 steps and the plan has 8"),
+        ({"max_steps": 7}, {}, "the arguments give 7 steps and the plan has 4"),
         ({"model": bert(Doubled)}, {}, "Doubled gives an example the loss .*; give loss_fn"),
         ({"model": torch.nn.Linear(2, 2)}, {}, "Linear is no model of transformers"),
         ({"data_collator": lambda e: {"input_ids": Sentences(parity).words}}, {}, "and no labels"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_the_first_step(tmp_path, options, call, sentence):
-    mine = trainer(tmp_path, private=plan(8), **{"remove_unused_columns": False, **options})
+    mine = trainer(tmp_path, private=plan(4), **{"remove_unused_columns": False, **options})
     with pytest.raises(ValueError, match=sentence):
         mine.train(**call)
     assert not (tmp_path / "run").exists()
