@@ -77,6 +77,7 @@ def leave_by_exception(step):
 
 
 def leave_by_ctrl_c(step):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(60)  # another thread may get the signal, and this one hear of it a little later
 
