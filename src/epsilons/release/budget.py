@@ -276,7 +276,7 @@ class Budget:
             assert found is not None
             if found.answer is None:
                 facts = {"to": found.number, "answer": drawn}
-                self._chain.append("answer", facts, b"", b"")
+                self._chain.insert("answer", facts, b"", b"")
         self._chain.publish()
         return _read(drawn) if found.answer is None else found.answer
 
@@ -301,7 +301,7 @@ class Budget:
     def _note_ledger(self, digest: str) -> None:
         """Note the SHA-256 of the public ledger, which was just written, inside `alone`."""
         if self._ledger != digest:
-            self._chain.append("ledger", {"sha256": digest}, b"", b"")
+            self._chain.insert("ledger", {"sha256": digest}, b"", b"")
 
     def _publish(self) -> None:
         """Publish the head of the chain as it stands."""
@@ -337,7 +337,7 @@ class Budget:
                 f"δ = {cost.delta:g}. Ask with a smaller ε, or a question answered before."
             )
         asked = datetime.now(UTC).isoformat(timespec="seconds")
-        self._chain.append("charge", {"asked": asked, "question": key, **asdict(cost)}, b"", b"")
+        self._chain.insert("charge", {"asked": asked, "question": key, **asdict(cost)}, b"", b"")
 
 
 def discard(budget: Budget) -> None:
