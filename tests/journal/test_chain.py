@@ -262,7 +262,7 @@ def test_every_byte_of_a_sealed_journal_flipped_is_found(tmp_path):
 
 
 def test_charges_reach_the_disk_after_a_signal_left_a_transaction_open(live):
-    """A Ctrl-C that came while SQLite began one: what followed joined it, and was never committed."""
+    """A Ctrl-C came while SQLite began one: what followed joined it, and was never committed."""
     journal = reopened(live, writable=True)
     journal.restart(3)
     journal._chain._connection.execute("BEGIN IMMEDIATE")

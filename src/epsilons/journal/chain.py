@@ -114,8 +114,8 @@ class Chain:
     ) -> None:
         """Append an entry, which is on disk when this returns, and publish the anchor.
 
-        `anchored=False` leaves the anchor to a later entry. Whenever a signal comes, the entry is on
-        disk or was never there: it is written by one statement, outside any transaction.
+        `anchored=False` leaves the anchor to a later entry. Whenever a signal comes, the entry is
+        on disk or was never there: one statement writes it, outside any transaction.
         """
         if not self._writable:
             raise ValueError(f"{self.path} was opened for reading; open it with writable=True")
@@ -216,6 +216,11 @@ class Chain:
         if self._anchor is not None:
             published = _parsed_anchor(self._anchor, _read(self._anchor))
             _write_anchor(self._anchor, published._replace(seal=_file_digest(self.path)))
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the file on disk takes no more entries."""
+        return not _in_wal_mode(self.path)
 
     def verify(self) -> tuple[int, bool]:
         """The number of entries and whether the file is sealed; ValueError if it was changed."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import warnings
 from typing import Self
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from epsilons.gradients.norms import trainable
+from epsilons.training.checksum import checksum
 
 MOVED_BY = 10  # steps; a learning rate that warms up is above 0 by then
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a number
 
 
 class Movement:
@@ -19,7 +18,7 @@ class Movement:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._first = {name: _checksum(p) for name, p in trainable(model).items()}
+        self._first = {name: checksum(p) for name, p in trainable(model).items()}
 
     def after(self, steps: int, last: int = MOVED_BY) -> Self | None:
         """The same while it is early; then None, and a warning if a parameter has not moved.
@@ -29,7 +28,9 @@ class Movement:
         if steps < min(MOVED_BY, last):
             return self
         now = trainable(self._model)
-        still = [n for n, first in self._first.items() if n in now and _checksum(now[n]) == first]
+        still = [
+            n for n, first in self._first.items() if n in now and bool(checksum(now[n]) == first)
+        ]
         if still:
             shown = ", ".join(still[:5]) + (f" and {len(still) - 5} more" if still[5:] else "")
             warnings.warn(
@@ -39,8 +40,3 @@ class Movement:
                 stacklevel=2,
             )
         return None
-
-
-def _checksum(parameter: Tensor) -> int:
-    numbers = parameter.detach().reshape(-1)
-    return int(numbers.view(_BITS[numbers.element_size()]).sum(dtype=torch.int64))
