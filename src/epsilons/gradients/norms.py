@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch.utils.data import default_collate
 from epsilons.gradients.accumulate import Accumulator
 from epsilons.gradients.batch_dim.dims import BATCH_FIRST
 from epsilons.gradients.clip_factors import clip_factors, widest_dtype
+from epsilons.gradients.compile import Clipped, compiled_pass
 from epsilons.gradients.isolation import in_order, undisturbed
 from epsilons.gradients.rules.registry import UnsupportedLayer, without_autocast
 from epsilons.gradients.tracer import PresumedWrongly, Tracer
@@ -75,14 +76,6 @@ def clipped_gradients(
     return found.sums, found.norms
 
 
-class Clipped(NamedTuple):
-    """A batch's clipped sum by parameter name; norms and losses (B,) of its examples."""
-
-    sums: dict[str, Tensor]
-    norms: Tensor
-    losses: Tensor
-
-
 def clipped_pass(
     parameters: dict[str, Tensor],
     model: nn.Module,
@@ -92,6 +85,7 @@ def clipped_pass(
     *,
     micro_batch: int | None = None,
     sums: Sums = "float64",
+    compile: bool = False,
 ) -> Clipped:
     """`clipped_gradients` for who knows the model's `trainable` parameters, with the losses."""
     device = next(iter(parameters.values())).device
@@ -104,20 +98,19 @@ def clipped_pass(
     dtype = torch.float64
     if sums == "float32" and not any(p.dtype == dtype for p in parameters.values()):
         dtype = torch.float32
+    run = partial(partial(compiled_pass, _eager_pass) if compile else _eager_pass, dtype)
     totals: dict[str, Tensor] | None = None
     norms, losses = [limits.new_empty(0)], [limits.new_empty(0)]
     for start in range(0, count, size):
         rows = torch.arange(start, min(start + size, count), device=device)
         its, taken = limits[rows], len(rows)
-        if sums == "float64":
+        if sums == "float64" or compile:
             rows = padded(rows, size)
             its = torch.cat([its, its.new_zeros(size - taken)])
         # Chosen even if it is all of them: of one layout in memory whatever the batch's is.
-        whole = sums == "float32" and taken == count
+        whole = len(rows) == count and sums == "float32"
         part = batch if whole else examples(batch, rows)
-        accumulated, found = backward_pass(model, loss_fn, part, parameters, keep=True)
-        lengths, factors, finite = clip_factors(accumulated.squares, its)
-        clipped = accumulated.clipped_sum(factors.to(dtype), finite)
+        clipped, lengths, found = run(parameters, model, loss_fn, part, its)
         if totals is None:
             totals = clipped
         else:
@@ -204,9 +197,27 @@ def gradient_norms(
     return norms
 
 
-def batch_norms(model: nn.Module, loss_fn: LossFn, batch: Any) -> Tensor:
+def batch_norms(model: nn.Module, loss_fn: LossFn, batch: Any, *, compile: bool = False) -> Tensor:
     """The gradient norms of one batch, (B,), on the model's device."""
-    return backward_pass(model, loss_fn, batch, trainable(model), keep=False)[0].squares.sqrt()
+    run = partial(compiled_pass, _eager_pass) if compile else _eager_pass
+    return run(torch.float64, trainable(model), model, loss_fn, batch, None).norms
+
+
+def _eager_pass(
+    dtype: torch.dtype,
+    parameters: dict[str, Tensor],
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    limits: Tensor | None,
+) -> Clipped:
+    """The clipped sum of a batch in memory, in `dtype`; without `limits` norms and losses alone."""
+    keep = limits is not None
+    accumulated, losses = backward_pass(model, loss_fn, batch, parameters, keep=keep)
+    if limits is None:
+        return Clipped({}, accumulated.squares.sqrt(), losses)
+    norms, factors, finite = clip_factors(accumulated.squares, limits)
+    return Clipped(accumulated.clipped_sum(factors.to(dtype), finite), norms, losses)
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:

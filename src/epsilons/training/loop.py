@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from epsilons.accounting.histories import clipping_thresholds
+from epsilons.gradients.compile import Clipped
 from epsilons.gradients.isolation import own_generators, seed_generators
-from epsilons.gradients.norms import Clipped, LossFn
+from epsilons.gradients.norms import LossFn
 from epsilons.journal import SomeKind
 from epsilons.noise.grid import GridNoise
 from epsilons.release.ledger import renew_ledger

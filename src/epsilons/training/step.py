@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from epsilons.accounting.margins import Margin
 from epsilons.accounting.plan import Phase, Plan
 from epsilons.accounting.sums import pass_size
+from epsilons.gradients.compile import Clipped
 from epsilons.gradients.norms import (
-    Clipped,
     LossFn,
     check_loss_fn,
     clipped_pass,

@@ -1,0 +1,337 @@
+"""Passes of one shape, traced once into one graph and compiled by torch; eager is the definition.
+
+Forward and backward pass, norms, clip factors and clipped sums become one graph of torch's
+operations, out of the same rules. A graph can't branch on data: an example that the eager pass
+would treat apart (cancellation, nothing finite) comes out with a norm that isn't finite, and is
+done again by the eager pass, by itself. Everybody else's bits stay as they are.
+
+Of torch this needs two names that are not public, `FakeTensor` and an option of `make_fx`; tried
+with torch 2.13.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.func import functional_call
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from epsilons.gradients.isolation import undisturbed
+from epsilons.gradients.trees import swapped, tensors_in
+
+Compile = Literal["auto"] | bool
+LossFn = Callable[[nn.Module, Any], Tensor]
+
+_MOST = 16  # graphs of one model and loss; what needs more has another shape every time
+_AGREE = 1e-5  # relative: half of the examples' norms must come out as near to the eager ones
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether a tensor stands for the numbers of a graph that is being made, and has none."""
+    return isinstance(tensor, FakeTensor)
+
+
+class Clipped(NamedTuple):
+    """A batch's clipped sum by parameter name; norms and losses (B,) of its examples."""
+
+    sums: dict[str, Tensor]
+    norms: Tensor
+    losses: Tensor
+
+
+class Inputs(NamedTuple):
+    """What a pass takes; without `limits`, the clip bounds (B,), it gives no sums."""
+
+    dtype: torch.dtype  # of the sums
+    parameters: dict[str, Tensor]
+    model: nn.Module
+    loss_fn: LossFn
+    batch: Any
+    limits: Tensor | None
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.parameters.values())).device
+
+
+Pass = Callable[..., Clipped]  # of all inputs
+
+
+class StaysEager(Exception):
+    """Why a pass can't be compiled, for a reader."""
+
+
+class Graph:
+    """A pass over batches of one shape as a function of parameters, other tensors and batch."""
+
+    def __init__(self, work: Pass, inputs: Inputs) -> None:
+        self.names = list(inputs.parameters)
+        self._call: Callable[..., Any] = torch.compile(
+            _traced(work, inputs), dynamic=False, fullgraph=True
+        )
+
+    def __call__(self, inputs: Inputs) -> Clipped:
+        device = inputs.device.type
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
+            sums, norms, losses = self._call(*_tensors(inputs))
+        return Clipped(dict(zip(self.names, sums, strict=False)), norms, losses)
+
+
+class Graphs:
+    """The graphs of one model and loss, by what a pass depends on besides numbers."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Graph | None] = {}
+
+    def find(self, work: Pass, inputs: Inputs) -> Graph | None:
+        """The graph of such a pass, made now if it is new; None if such passes stay eager."""
+        try:
+            key = _facts(inputs)
+            if key not in self._known:
+                if len(self._known) >= _MOST:
+                    raise StaysEager(f"{_MOST} shapes were compiled, and this is one more")
+                self._known[key] = None
+                self._known[key] = _checked(work, inputs)
+            return self._known[key]
+        except StaysEager as reason:
+            _say_once(f"passes of {type(inputs.model).__name__} stay eager: {reason}")
+            return None
+
+
+def compiled_pass(work: Pass, *given: Any) -> Clipped:
+    """The pass `work` of the given `Inputs` by its graph; eager if it has none.
+
+    Examples that must be treated apart are done by `work`, and the others without them.
+    """
+    inputs = Inputs(*given)
+    graph = _graphs(inputs.model, inputs.loss_fn).find(work, inputs)
+    if graph is None:
+        return work(*inputs)
+    found = graph(inputs)
+    apart = ~found.norms.isfinite()
+    if not bool(apart.any()):
+        return found
+    limits = inputs.limits
+    if limits is None:
+        eager = work(*inputs)
+    else:
+        eager = work(*inputs._replace(limits=limits.where(apart, 0.0)))
+        if not bool(apart.all()):  # copies of another in their places: 0 · ∞ is no 0
+            rows = torch.arange(len(apart), device=apart.device)
+            rows = rows.where(~apart, rows[~apart][0])
+            rest = swapped(
+                inputs.batch, {id(t): t[rows] for t in tensors_in(inputs.batch) if t.dim() > 0}
+            )
+            found = graph(inputs._replace(batch=rest, limits=limits.where(~apart, 0.0)))
+            sums = {name: total + eager.sums[name] for name, total in found.sums.items()}
+            eager = eager._replace(sums=sums)
+    norms = eager.norms.where(apart, found.norms)
+    return Clipped(eager.sums, norms, eager.losses.where(apart, found.losses))
+
+
+def forget_graphs(model: nn.Module) -> None:
+    """Free what was compiled for a model."""
+    _known.pop(model, None)
+
+
+_known: WeakKeyDictionary[nn.Module, WeakKeyDictionary[Any, Graphs]] = WeakKeyDictionary()
+
+
+def _graphs(model: nn.Module, loss_fn: LossFn) -> Graphs:
+    owner = getattr(loss_fn, "__self__", loss_fn)  # a bound method is another object every time
+    by_loss = _known.setdefault(model, WeakKeyDictionary())
+    return by_loss.setdefault(owner, Graphs())
+
+
+def _traced(work: Pass, inputs: Inputs) -> GraphModule:
+    """The pass as a graph of torch's operations, from shapes alone."""
+    trained, batch = inputs.parameters, inputs.batch
+    others = [name for name, _ in _others(inputs)]
+
+    def run(own: list[Tensor], rest: list[Tensor], rows: list[Tensor], limits: Any) -> Any:
+        leaves = {n: t.detach().requires_grad_() for n, t in zip(trained, own, strict=True)}
+        held = leaves | dict(zip(others, rest, strict=True))
+        its = swapped(batch, {id(t): r for t, r in zip(tensors_in(batch), rows, strict=True)})
+
+        def passed(model: nn.Module) -> Any:
+            found = work(inputs.dtype, leaves, model, inputs.loss_fn, its, limits)
+            return list(found.sums.values()), found.norms, found.losses
+
+        return functional_call(
+            _Holding(inputs.model), {f"held.{name}": t for name, t in held.items()}, passed
+        )
+
+    return make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(*_tensors(inputs))
+
+
+class _Holding(nn.Module):
+    """A module that passes its only child to a function."""
+
+    def __init__(self, held: nn.Module) -> None:
+        super().__init__()
+        self.held = held
+
+    def forward(self, function: Callable[[nn.Module], Any]) -> Any:
+        return function(self.held)
+
+
+def _checked(work: Pass, inputs: Inputs) -> Graph:
+    """A graph whose norms are those of the eager pass; that one must change nothing else."""
+    with undisturbed(inputs.model, inputs.device, seed=0):
+        before, facts = _disturbed(inputs), _facts(inputs)
+        eager = work(*inputs)
+        if _disturbed(inputs) != before:
+            raise StaysEager("they draw random numbers, or change buffers or their batch")
+        if _differ(work(*inputs), eager):
+            raise StaysEager("they come out differently a second time")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the compiler, about itself
+                graph = Graph(work, inputs)
+                found = graph(inputs)
+        except (StaysEager, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # of the model, the tracing or the compiler, in any way
+            line = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise StaysEager(f"they can't be compiled ({line[:200]})") from error
+        if _facts(inputs) != facts:
+            raise StaysEager("the model's own attributes change from pass to pass")
+    if _differ(found, eager):
+        raise StaysEager("their compiled norms differ from the eager ones")
+    return graph
+
+
+def _differ(found: Clipped, eager: Clipped) -> bool:
+    """Whether most norms do: where a ReLU is at its kink, those of single examples may."""
+    wrong = (found.norms - eager.norms).abs() > _AGREE * eager.norms
+    return bool(wrong.double().mean() > 0.5)
+
+
+def _disturbed(inputs: Inputs) -> Any:
+    """What a pass must leave as it was to be compiled: generators, buffers, batch."""
+    tensors = [*inputs.model.buffers(), *tensors_in(inputs.batch)]
+    states = [torch.get_rng_state()]
+    if inputs.device.type != "cpu":
+        states.append(torch.get_device_module(inputs.device).get_rng_state(inputs.device))
+    return (
+        [(id(t), t._version) for t in tensors if not t.is_inference()],
+        [state.numpy().tobytes() for state in states],
+        random.getstate(),
+        np.random.get_state()[1].tobytes(),  # type: ignore[index] # noqa: NPY002
+    )
+
+
+def _others(inputs: Inputs) -> list[tuple[str, Tensor]]:
+    """The model's tensors that aren't trained, by name."""
+    model = inputs.model
+    named = chain(model.named_parameters(), model.named_buffers())
+    return [(name, t.detach()) for name, t in named if name not in inputs.parameters]
+
+
+def _tensors(inputs: Inputs) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor | None]:
+    """All that is numbers: trained parameters, other tensors of the model, batch, limits."""
+    return (
+        [p.detach() for p in inputs.parameters.values()],
+        [t for _, t in _others(inputs)],
+        [t.detach().resolve_neg().contiguous() for t in tensors_in(inputs.batch)],
+        None if inputs.limits is None else inputs.limits.contiguous(),
+    )
+
+
+def _facts(inputs: Inputs) -> Any:
+    """All that a graph takes for constant: shapes, settings, attributes of model and loss."""
+    ids, device = [id(t) for t in tensors_in(inputs.batch)], inputs.device.type
+    tensors = chain(inputs.model.parameters(), inputs.model.buffers())
+    return (
+        inputs.dtype,
+        inputs.limits is None,
+        tuple(inputs.parameters),
+        tuple((t.shape, t.dtype, t.device) for t in tensors),
+        _skeleton(inputs.batch),
+        tuple(ids.index(i) for i in ids),  # of tensors that are in it twice
+        _of_modules(inputs.model),
+        _of_function(inputs.loss_fn),
+        torch.get_num_threads(),
+        torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+    )
+
+
+_PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device)
+
+
+def _skeleton(tree: Any) -> Any:
+    """A batch but for the numbers in its tensors."""
+    if isinstance(tree, Tensor):
+        return tree.shape, tree.dtype, tree.device
+    if isinstance(tree, dict):
+        return tuple((key, _skeleton(branch)) for key, branch in tree.items())
+    if isinstance(tree, (list, tuple)):
+        return type(tree), tuple(map(_skeleton, tree))
+    if isinstance(tree, _PLAIN):
+        return tree
+    raise StaysEager(f"a batch holds a {type(tree).__name__}")
+
+
+def _of_modules(model: nn.Module) -> Any:
+    return tuple(
+        (type(module), *chain.from_iterable(map(_attribute, vars(module).items())))
+        for module in model.modules()
+    )
+
+
+def _attribute(item: tuple[str, Any]) -> Iterable[Any]:
+    name, value = item
+    kind = type(value)
+    if kind in _PLAIN:
+        return name, value
+    if kind is Tensor:
+        return name, id(value)  # one of the model's own, beside its buffers
+    if isinstance(value, dict):
+        return name, len(value)  # of hooks, children, parameters
+    if kind is tuple and all(type(part) in _PLAIN for part in value):
+        return name, value
+    return ()
+
+
+def _of_function(function: Any) -> Any:
+    """A loss function, with the plain values that it has hold of."""
+    if isinstance(function, nn.Module):
+        return _of_modules(function)
+    if isinstance(function, functools.partial):
+        held = [*function.args, *function.keywords.values()]
+        return _of_function(function.func), tuple(map(_of_value, held))
+    cells = getattr(function, "__closure__", None) or ()
+    return getattr(function, "__func__", None), tuple(_of_value(c.cell_contents) for c in cells)
+
+
+def _of_value(value: Any) -> Any:
+    if isinstance(value, nn.Module):
+        return _of_modules(value)
+    if isinstance(value, Tensor):
+        return id(value)
+    return value if isinstance(value, _PLAIN) else type(value)
+
+
+@functools.cache
+def _say_once(sentence: str) -> None:
+    print(sentence, file=sys.stderr)
+
+
+def has_compiler(device: torch.device) -> bool:
+    """Whether torch's compiler has at hand what it needs: on a CPU, a compiler of C++."""
+    return device.type != "cpu" or shutil.which("g++") is not None
