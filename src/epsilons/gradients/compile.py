@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.func import functional_call
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
 from epsilons.gradients.isolation import undisturbed
 from epsilons.gradients.trees import swapped, tensors_in
@@ -35,13 +36,23 @@ from epsilons.gradients.trees import swapped, tensors_in
 Compile = Literal["auto"] | bool
 LossFn = Callable[[nn.Module, Any], Tensor]
 
+# Gradients by example want the channels where they are.
+_OPTIONS: dict[str, Any] = {"layout_optimization": False}
 _MOST = 16  # graphs of one model and loss; what needs more has another shape every time
+_PASSES, _SECONDS = 100, 300.0  # the least, and what eager passes must take, to be compiled
+_FLOPS, _CALLS = 2e10, 2e-4  # a second on two cores; seconds that the calls of a parameter take
 _AGREE = 1e-5  # relative: half of the examples' norms must come out as near to the eager ones
 
 
 def is_traced(tensor: Tensor) -> bool:
     """Whether a tensor stands for the numbers of a graph that is being made, and has none."""
     return isinstance(tensor, FakeTensor)
+
+
+def check_compile(compile: Any) -> None:
+    """A `ValueError` unless it says whether to compile."""
+    if compile != "auto" and not isinstance(compile, bool):
+        raise ValueError(f"compile={compile!r}; expected 'auto', True or False")
 
 
 class Clipped(NamedTuple):
@@ -55,7 +66,7 @@ class Clipped(NamedTuple):
 class Inputs(NamedTuple):
     """What a pass takes; without `limits`, the clip bounds (B,), it gives no sums."""
 
-    dtype: torch.dtype  # of the sums
+    sums: str  # their dtype
     parameters: dict[str, Tensor]
     model: nn.Module
     loss_fn: LossFn
@@ -80,7 +91,7 @@ class Graph:
     def __init__(self, work: Pass, inputs: Inputs) -> None:
         self.names = list(inputs.parameters)
         self._call: Callable[..., Any] = torch.compile(
-            _traced(work, inputs), dynamic=False, fullgraph=True
+            _traced(work, inputs), dynamic=False, fullgraph=True, options=_OPTIONS
         )
 
     def __call__(self, inputs: Inputs) -> Clipped:
@@ -107,7 +118,7 @@ class Graphs:
                 self._known[key] = _checked(work, inputs)
             return self._known[key]
         except StaysEager as reason:
-            _say_once(f"passes of {type(inputs.model).__name__} stay eager: {reason}")
+            say_once(f"passes of {type(inputs.model).__name__} stay eager: {reason}")
             return None
 
 
@@ -142,9 +153,35 @@ def compiled_pass(work: Pass, *given: Any) -> Clipped:
     return Clipped(eager.sums, norms, eager.losses.where(apart, found.losses))
 
 
-def forget_graphs(model: nn.Module) -> None:
-    """Free what was compiled for a model."""
-    _known.pop(model, None)
+def is_compiled(work: Pass, *given: Any) -> bool:
+    """Whether such a pass has a graph, which is made now if it is new."""
+    inputs = Inputs(*given)
+    return _graphs(inputs.model, inputs.loss_fn).find(work, inputs) is not None
+
+
+def repays(
+    compile: Compile, model: nn.Module, loss_fn: LossFn, batch: Any, size: int, passes: int
+) -> bool:
+    """Whether to compile, given what the caller asked for and how many passes there will be.
+
+    With "auto", if eager passes of `size` examples would take five minutes: by the operations and
+    parameters of a forward pass, so that the same run decides the same way on any machine with a
+    compiler. Then a line on stderr says so. `batch`: some examples.
+    """
+    if compile != "auto":
+        return compile
+    device = next(model.parameters()).device
+    if passes < _PASSES or (device.type == "cpu" and shutil.which("g++") is None):
+        return False
+    one = swapped(batch, {id(t): t[:1] for t in tensors_in(batch) if t.dim() > 0})
+    with undisturbed(model, device, seed=0), torch.no_grad(), FlopCounterMode(display=False) as its:
+        loss_fn(model, one)
+    parameters = sum(p.requires_grad for p in model.parameters())
+    each = 3 * its.get_total_flops() * size / _FLOPS + _CALLS * parameters
+    if passes * each < _SECONDS:
+        return False
+    say_once(f"compiling the passes of {type(model).__name__}; the first takes a minute or more")
+    return True
 
 
 _known: WeakKeyDictionary[nn.Module, WeakKeyDictionary[Any, Graphs]] = WeakKeyDictionary()
@@ -167,7 +204,7 @@ def _traced(work: Pass, inputs: Inputs) -> GraphModule:
         its = swapped(batch, {id(t): r for t, r in zip(tensors_in(batch), rows, strict=True)})
 
         def passed(model: nn.Module) -> Any:
-            found = work(inputs.dtype, leaves, model, inputs.loss_fn, its, limits)
+            found = work(inputs.sums, leaves, model, inputs.loss_fn, its, limits)
             return list(found.sums.values()), found.norms, found.losses
 
         return functional_call(
@@ -190,6 +227,9 @@ class _Holding(nn.Module):
 
 def _checked(work: Pass, inputs: Inputs) -> Graph:
     """A graph whose norms are those of the eager pass; that one must change nothing else."""
+    with torch.inference_mode(False):  # a batch of its own, which the model may change
+        own = {id(t): t.clone() for t in tensors_in(inputs.batch)}
+        inputs = inputs._replace(batch=swapped(inputs.batch, own))
     with undisturbed(inputs.model, inputs.device, seed=0):
         before, facts = _disturbed(inputs), _facts(inputs)
         eager = work(*inputs)
@@ -256,7 +296,7 @@ def _facts(inputs: Inputs) -> Any:
     ids, device = [id(t) for t in tensors_in(inputs.batch)], inputs.device.type
     tensors = chain(inputs.model.parameters(), inputs.model.buffers())
     return (
-        inputs.dtype,
+        inputs.sums,
         inputs.limits is None,
         tuple(inputs.parameters),
         tuple((t.shape, t.dtype, t.device) for t in tensors),
@@ -328,10 +368,6 @@ def _of_value(value: Any) -> Any:
 
 
 @functools.cache
-def _say_once(sentence: str) -> None:
+def say_once(sentence: str) -> None:
+    """One line on stderr, the first time."""
     print(sentence, file=sys.stderr)
-
-
-def has_compiler(device: torch.device) -> bool:
-    """Whether torch's compiler has at hand what it needs: on a CPU, a compiler of C++."""
-    return device.type != "cpu" or shutil.which("g++") is not None

@@ -32,7 +32,7 @@ FETCHED = 32  # examples that are fetched twice
 COMPARED = 256  # examples whose bits are compared before training
 # In a trained network all losses may be near 0, where rounding is larger than a thousandth of them.
 _LEAST = 1e-4
-_QUICKLY = {"arrangements": 2, "probes": 0}  # at a refresh: each is as dear as a pass
+QUICKLY = {"arrangements": 2, "probes": 0}  # at a refresh: each is as dear as a pass
 _STRIDE = 7919  # from one refresh to the next other examples are looked at
 
 
@@ -88,6 +88,13 @@ def bits_agree(
     return shapes[0] == shapes[1] and _invariant(model, loss_fn, batch, sizes)
 
 
+def some_examples(
+    model: nn.Module, data: Dataset[Any], most: int, *, collate_fn: Collate = default_collate
+) -> Any:
+    """A batch of at most so many examples, evenly spread over the data, on the model's device."""
+    return _batch(model, data, _spread(len(data), most), 0, collate_fn)  # type: ignore[arg-type]
+
+
 def inspect_refresh(
     model: nn.Module,
     loss_fn: LossFn,
@@ -105,7 +112,7 @@ def inspect_refresh(
     """
     batch, random_data = _fetched(model, data, step + 1, _grouped(most), collate_fn)
     random_loss = expect_separate(model, loss_fn, batch, least=_LEAST)
-    invariant = _invariant(model, loss_fn, batch, sizes, **_QUICKLY)
+    invariant = _invariant(model, loss_fn, batch, sizes, **QUICKLY)
     return Inspection(random_loss, random_data, invariant)
 
 

@@ -226,6 +226,7 @@ class Loop:
                 noise=noise,
                 bounds=self._bounds(indices, phase.max_grad_norm),
                 micro_batch=self.passes.micro_batch,
+                compile=self.passes.compiled,
             )
 
         taken = self.passes.within_memory(take, step, begun=lambda: noise.drawn)
