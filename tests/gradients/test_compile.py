@@ -5,6 +5,7 @@ small model goes through the compiler, and all of them in `make slow`.
 """
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,13 +15,15 @@ from hazards import HAZARDS
 from hazards.kit import Net, squared
 from oracle import distance
 from small import cross_entropy, network, pictures
-from sum_attacks import charged, moved, sloped
+from sum_attacks import KINDS, charged, moved, pass_of, rounding_attack, sloped
+from test_kink_attacks import SHAPES, attacks_by_shape
 from torch import nn
 
 from epsilons.gradients import clipped_gradients, gradient_norms
 from epsilons.gradients import compile as compiling
 from epsilons.gradients.batch_invariance import compiled_batch_invariant
 from epsilons.gradients.norms import batch_norms, clipped_pass, one_pass, trainable
+from epsilons.models import mlp, resnet20, tanh_cnn, wide_resnet
 
 SIZE = 8
 # Where the batch dimension is found by trying, or a model's shapes depend on its data.
@@ -54,7 +57,7 @@ def compiled():
 
 
 def is_compiled(model, loss_fn):
-    made = compiling._known[model][loss_fn]._known.values()
+    made = compiling._known[model][loss_fn].values()
     return bool(made) and None not in made
 
 
@@ -207,6 +210,10 @@ def test_a_change_of_the_model_or_its_loss_makes_another_graph(graphs):
     assert_as_eager(model, loss_fn, x)
     criterion.label_smoothing = 0.5
     assert_as_eager(model, loss_fn, x)
+    criterion = partial(F.cross_entropy, reduction="none")
+    assert_as_eager(model, loss_fn, x)
+    criterion = partial(F.cross_entropy, reduction="none", label_smoothing=0.5)
+    assert_as_eager(model, loss_fn, x)
     assert is_compiled(model, squared)
     assert is_compiled(model, loss_fn)
 
@@ -231,7 +238,7 @@ def test_a_model_that_always_has_another_shape_stays_eager_in_the_end(graphs, ca
         found = batch_norms(model, squared, x, compile=True)
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
     assert "shapes were compiled" in capsys.readouterr().out
-    assert len(compiling._known[model][squared]._known) == compiling._MOST
+    assert len(compiling._known[model][squared]) == compiling._MOST
 
 
 def test_a_model_without_a_compiler_at_hand_stays_eager(monkeypatch, capsys):
@@ -277,3 +284,56 @@ def test_a_wrong_word_is_refused():
     ):
         with pytest.raises(ValueError, match="expected 'auto', True or False"):
             call()
+
+
+NETWORKS = {  # as benchmarks/norms.py measures them, smaller
+    "mlp": (lambda: mlp(784, 10), (1, 28, 28), 32),
+    "tanh cnn": (tanh_cnn, (1, 28, 28), 16),
+    "resnet20": (lambda: resnet20(channels=1), (1, 12, 12), 8),
+    "wide resnet": (wide_resnet, (3, 8, 8), 4),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_compiled_networks_have_the_norms_and_sums_of_eager_passes(name):
+    """In float64, where no ReLU is so near its kink that another rounding switches it."""
+    build, shape, count = NETWORKS[name]
+    torch.manual_seed(0)
+    model = build().double()
+    batch = torch.randn(count, *shape, dtype=torch.float64), torch.randint(0, 10, (count,))
+    assert_as_eager(model, cross_entropy, batch, sums=["float64"])
+    assert is_compiled(model, cross_entropy)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_compiled_rows_of_networks_have_the_same_bits_everywhere(name, threads):
+    build, shape, count = NETWORKS[name]
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    model = build()
+    batch = torch.randn(40, *shape), torch.randint(0, 10, (40,))
+    assert compiled_batch_invariant(model, cross_entropy, batch, 2 * count)
+    assert is_compiled(model, cross_entropy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("digits", [23, 52])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rounding_moves_a_compiled_float64_sum_by_no_more_than_is_charged(kind, digits):
+    model, batch, extra = rounding_attack(kind, 1024, digits)
+    apart = moved(model, sloped, batch, extra, micro_batch=pass_of(1024), compile=True)
+    assert apart <= charged(1024)
+    assert is_compiled(model, sloped)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
+def test_one_example_more_switches_nobody_elses_relus_in_compiled_passes(name):
+    for count, (model, batch, extra) in attacks_by_shape(name):
+        apart = moved(model, sloped, batch, extra, micro_batch=pass_of(count), compile=True)
+        assert apart <= charged(count)
+        assert is_compiled(model, sloped)

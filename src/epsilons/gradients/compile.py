@@ -16,7 +16,7 @@ import random
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
@@ -101,34 +101,13 @@ class Graph:
         return Clipped(dict(zip(self.names, sums, strict=False)), norms, losses)
 
 
-class Graphs:
-    """The graphs of one model and loss, by what a pass depends on besides numbers."""
-
-    def __init__(self) -> None:
-        self._known: dict[Any, Graph | None] = {}
-
-    def find(self, work: Pass, inputs: Inputs) -> Graph | None:
-        """The graph of such a pass, made now if it is new; None if such passes stay eager."""
-        try:
-            key = _facts(inputs)
-            if key not in self._known:
-                if len(self._known) >= _MOST:
-                    raise StaysEager(f"{_MOST} shapes were compiled, and this is one more")
-                self._known[key] = None
-                self._known[key] = _checked(work, inputs)
-            return self._known[key]
-        except StaysEager as reason:
-            say_once(f"passes of {type(inputs.model).__name__} stay eager: {reason}")
-            return None
-
-
 def compiled_pass(work: Pass, *given: Any) -> Clipped:
     """The pass `work` of the given `Inputs` by its graph; eager if it has none.
 
     Examples that must be treated apart are done by `work`, and the others without them.
     """
     inputs = Inputs(*given)
-    graph = _graphs(inputs.model, inputs.loss_fn).find(work, inputs)
+    graph = _graph(work, inputs)
     if graph is None:
         return work(*inputs)
     found = graph(inputs)
@@ -155,8 +134,7 @@ def compiled_pass(work: Pass, *given: Any) -> Clipped:
 
 def is_compiled(work: Pass, *given: Any) -> bool:
     """Whether such a pass has a graph, which is made now if it is new."""
-    inputs = Inputs(*given)
-    return _graphs(inputs.model, inputs.loss_fn).find(work, inputs) is not None
+    return _graph(work, Inputs(*given)) is not None
 
 
 def repays(
@@ -184,13 +162,25 @@ def repays(
     return True
 
 
+Graphs = dict[Any, Graph | None]  # by `_facts`; None: eager
 _known: WeakKeyDictionary[nn.Module, WeakKeyDictionary[Any, Graphs]] = WeakKeyDictionary()
 
 
-def _graphs(model: nn.Module, loss_fn: LossFn) -> Graphs:
-    owner = getattr(loss_fn, "__self__", loss_fn)  # a bound method is another object every time
-    by_loss = _known.setdefault(model, WeakKeyDictionary())
-    return by_loss.setdefault(owner, Graphs())
+def _graph(work: Pass, inputs: Inputs) -> Graph | None:
+    """The graph of such a pass, made now if it is new; None if such passes stay eager."""
+    owner = getattr(inputs.loss_fn, "__self__", inputs.loss_fn)  # a bound method is always new
+    known = _known.setdefault(inputs.model, WeakKeyDictionary()).setdefault(owner, {})
+    try:
+        key = _facts(inputs)
+        if key not in known:
+            if len(known) >= _MOST:
+                raise StaysEager(f"{_MOST} shapes were compiled, and this is one more")
+            known[key] = None
+            known[key] = _checked(work, inputs)
+        return known[key]
+    except StaysEager as reason:
+        say_once(f"passes of {type(inputs.model).__name__} stay eager: {reason}")
+        return None
 
 
 def _traced(work: Pass, inputs: Inputs) -> GraphModule:
@@ -311,7 +301,10 @@ def _facts(inputs: Inputs) -> Any:
     )
 
 
-_PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device)
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None), torch.dtype, torch.device})
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_LOOKED_INTO = (nn.Module, functools.partial)
+_TORCHS_OWN = frozenset(vars(nn.Module())) - {"training", *_HOOKS}
 
 
 def _skeleton(tree: Any) -> Any:
@@ -322,30 +315,20 @@ def _skeleton(tree: Any) -> Any:
         return tuple((key, _skeleton(branch)) for key, branch in tree.items())
     if isinstance(tree, (list, tuple)):
         return type(tree), tuple(map(_skeleton, tree))
-    if isinstance(tree, _PLAIN):
+    if type(tree) in _PLAIN:
         return tree
     raise StaysEager(f"a batch holds a {type(tree).__name__}")
 
 
 def _of_modules(model: nn.Module) -> Any:
-    return tuple(
-        (type(module), *chain.from_iterable(map(_attribute, vars(module).items())))
-        for module in model.modules()
-    )
-
-
-def _attribute(item: tuple[str, Any]) -> Iterable[Any]:
-    name, value = item
-    kind = type(value)
-    if kind in _PLAIN:
-        return name, value
-    if kind is Tensor:
-        return name, id(value)  # one of the model's own, beside its buffers
-    if isinstance(value, dict):
-        return name, len(value)  # of hooks, children, parameters
-    if kind is tuple and all(type(part) in _PLAIN for part in value):
-        return name, value
-    return ()
+    """The modules of a model, with the plain values that they have hold of."""
+    facts: list[Any] = []
+    for module in model.modules():
+        facts.append(type(module))
+        for name, value in vars(module).items():
+            if name not in _TORCHS_OWN:
+                facts += name, _of_value(value)
+    return tuple(facts)
 
 
 def _of_function(function: Any) -> Any:
@@ -353,18 +336,22 @@ def _of_function(function: Any) -> Any:
     if isinstance(function, nn.Module):
         return _of_modules(function)
     if isinstance(function, functools.partial):
-        held = [*function.args, *function.keywords.values()]
-        return _of_function(function.func), tuple(map(_of_value, held))
+        held = (function.func, *function.args, *function.keywords.values())
+        return tuple(map(_of_function, held))
     cells = getattr(function, "__closure__", None) or ()
-    return getattr(function, "__func__", None), tuple(_of_value(c.cell_contents) for c in cells)
+    held = tuple(cell.cell_contents for cell in cells)
+    parts = (_of_function(v) if isinstance(v, _LOOKED_INTO) else _of_value(v) for v in held)
+    return getattr(function, "__func__", None), _of_value(function), *parts
 
 
 def _of_value(value: Any) -> Any:
-    if isinstance(value, nn.Module):
-        return _of_modules(value)
+    """A plain value as it is; of others what can be told at no cost."""
+    kind = type(value)
+    if kind in _PLAIN or (kind is tuple and all(type(part) in _PLAIN for part in value)):
+        return value
     if isinstance(value, Tensor):
         return id(value)
-    return value if isinstance(value, _PLAIN) else type(value)
+    return len(value) if isinstance(value, dict) else kind
 
 
 @functools.cache
