@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 from epsilons.gradients.batch_invariance import compiled_batch_invariant
+from epsilons.gradients.clip_factors import widest_dtype
 from epsilons.gradients.compile import Compile, is_compiled, repays, say_once
 from epsilons.gradients.model_checks import MixedExamples
 from epsilons.gradients.norms import (
@@ -167,7 +168,8 @@ class NormPasses:
         """Whether passes of this size are compiled, and as batch invariant as eager ones."""
         parameters, few = trainable(self._model), self._batch(size)
         batch = examples(few, torch.arange(size) % example_count(few))
-        limits = next(iter(parameters.values())).new_ones(size, dtype=torch.float64)
+        device = next(iter(parameters.values())).device
+        limits = torch.ones(size, dtype=widest_dtype(device), device=device)
         passes = parameters, self._model, self._loss_fn, batch, limits
         if not is_compiled(one_pass, self.run.plan.sums, *passes):
             return False
