@@ -21,7 +21,7 @@ from torch import nn
 
 from epsilons.gradients import clipped_gradients, gradient_norms
 from epsilons.gradients import compile as compiling
-from epsilons.gradients.batch_invariance import compiled_batch_invariant
+from epsilons.gradients.batch_invariance import batch_invariant, compiled_batch_invariant
 from epsilons.gradients.norms import batch_norms, clipped_pass, one_pass, trainable
 from epsilons.models import mlp, resnet20, tanh_cnn, wide_resnet
 
@@ -148,6 +148,14 @@ def test_compiled_hazards_have_the_norms_and_sums_of_eager_passes(name):
     model, loss_fn, batch = HAZARDS[name]()
     assert_as_eager(model, loss_fn, batch)
     assert is_compiled(model, loss_fn)
+
+
+@pytest.mark.slow
+def test_half_precision_that_the_compiler_rounds_otherwise_stays_eager(capsys, monkeypatch):
+    monkeypatch.setattr(compiling, "say_once", print)
+    model, (x, slope), _ = rounding_attack("bfloat16", 1024)
+    clipped_gradients(model, sloped, (x, slope), 1.0, compile=True)
+    assert "their compiled norms differ" in capsys.readouterr().out
 
 
 class Counting(nn.Module):
@@ -310,19 +318,21 @@ def test_compiled_networks_have_the_norms_and_sums_of_eager_passes(name):
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_compiled_rows_of_networks_have_the_same_bits_everywhere(name, threads):
-    build, shape, count = NETWORKS[name]
+def test_compiled_rows_of_networks_have_the_same_bits_where_eager_ones_have(name, threads):
+    build, shape, _ = NETWORKS[name]
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    model = build()
+    model, shape = build(), (1, 28, 28) if name == "resnet20" else shape
     batch = torch.randn(40, *shape), torch.randint(0, 10, (40,))
-    assert compiled_batch_invariant(model, cross_entropy, batch, 2 * count)
+    if not batch_invariant(model, cross_entropy, batch, 80, probes=4):
+        pytest.skip("this machine's kernels give rows other bits")
+    assert compiled_batch_invariant(model, cross_entropy, batch, 80, probes=4)
     assert is_compiled(model, cross_entropy)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("digits", [23, 52])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bfloat16"])
 def test_rounding_moves_a_compiled_float64_sum_by_no_more_than_is_charged(kind, digits):
     model, batch, extra = rounding_attack(kind, 1024, digits)
     apart = moved(model, sloped, batch, extra, micro_batch=pass_of(1024), compile=True)
