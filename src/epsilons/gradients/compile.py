@@ -235,8 +235,8 @@ def _checked(work: Pass, inputs: Inputs) -> Graph:
         except (StaysEager, torch.OutOfMemoryError):
             raise
         except Exception as error:  # of the model, the tracing or the compiler, in any way
-            line = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise StaysEager(f"they can't be compiled ({line[:200]})") from error
+            said = " ".join((str(error) or type(error).__name__).split())
+            raise StaysEager(f"they can't be compiled ({said[:200]})") from error
         if _facts(inputs) != facts:
             raise StaysEager("the model's own attributes change from pass to pass")
     if _differ(found, eager):
