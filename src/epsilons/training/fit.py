@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, default_collate
 
 from epsilons.accounting.plan import Plan
 from epsilons.examples import Examples
+from epsilons.gradients.compile import Compile
 from epsilons.gradients.norms import LossFn
 from epsilons.runs import Run, expect_free
 from epsilons.training.checkpoint import Stateful
@@ -48,6 +49,7 @@ def fit(
     evaluate_every: int | None = None,
     max_epsilon: float | None = None,
     resume: bool = False,
+    compile: Compile = "auto",
 ) -> Run:
     """Train `model` as `plan` says and leave a run folder at `out`.
 
@@ -87,6 +89,7 @@ def fit(
         num_workers=num_workers,
         follow=follow,
         max_epsilon=max_epsilon,
+        compile=compile,
     )
     if training.run.finished:
         raise ValueError(f"{out} is finished; there is nothing to resume")

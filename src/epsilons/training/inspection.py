@@ -37,7 +37,7 @@ FETCHED = 32  # examples that are fetched twice
 COMPARED = 256  # examples whose bits are compared before training
 # In a trained network all losses may be near 0, where rounding is larger than a thousandth of them.
 _LEAST = 1e-4
-_QUICKLY = {"arrangements": 2, "probes": 0}  # at a refresh: each is as dear as a pass
+QUICKLY = {"arrangements": 2, "probes": 0}  # at a refresh: each is as dear as a pass
 _STRIDE = 7919  # from one refresh to the next other examples are looked at
 
 
@@ -94,6 +94,13 @@ def bits_agree(
     return _of_one_shape([batch, *apart]) and _invariant(model, loss_fn, batch, sizes)
 
 
+def some_examples(
+    model: nn.Module, data: Dataset[Any], most: int, *, collate_fn: Collate = default_collate
+) -> Any:
+    """A batch of at most so many examples, evenly spread over the data, on the model's device."""
+    return _batch(model, data, _spread(len(data), most), 0, collate_fn)  # type: ignore[arg-type]
+
+
 def inspect_refresh(
     model: nn.Module,
     loss_fn: LossFn,
@@ -113,7 +120,7 @@ def inspect_refresh(
     random_loss = expect_separate(model, loss_fn, batch, least=_LEAST)
     if not random_data:
         _expect_padding_ignored(model, loss_fn, data, _grouped(most), collate_fn, least=_LEAST)
-    invariant = _invariant(model, loss_fn, batch, sizes, **_QUICKLY)
+    invariant = _invariant(model, loss_fn, batch, sizes, **QUICKLY)
     return Inspection(random_loss, random_data, invariant)
 
 

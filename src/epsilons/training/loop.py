@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from epsilons.accounting.histories import clipping_thresholds
 from epsilons.files import private_file
+from epsilons.gradients.compile import Clipped
 from epsilons.gradients.isolation import own_generators, seed_generators
-from epsilons.gradients.norms import Clipped, LossFn, trainable
+from epsilons.gradients.norms import LossFn, trainable
 from epsilons.journal import SomeKind
 from epsilons.journal.run_entries import recorded_now
 from epsilons.noise.grid import GridNoise
@@ -247,6 +248,7 @@ class Loop:
                 noise=noise,
                 bounds=self._bounds(indices, phase.max_grad_norm),
                 micro_batch=self.passes.micro_batch,
+                compile=self.passes.compiled,
             )
 
         taken = self.passes.within_memory(take, step, begun=lambda: noise.drawn)

@@ -25,6 +25,7 @@ from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons
 from epsilons.examples import Examples
 from epsilons.files import alone_in, needing_room
+from epsilons.gradients.compile import Compile, check_compile
 from epsilons.gradients.isolation import own_generators
 from epsilons.gradients.norms import LossFn, check_loss_fn, trainable
 from epsilons.journal import Journal
@@ -67,6 +68,8 @@ class PrivateTraining:
     pass; halved when memory runs out. `collate_fn`, `num_workers`: as for a `DataLoader`.
     `follow`: so many random examples have their norms recorded at every step, for comparison.
     `max_epsilon`: the run ends before its worst case would exceed it.
+    `compile`: whether passes are compiled by torch; `"auto"`: if the plan has so many that it
+    repays (`docs/norms.md`).
 
     Leaving the body by `break`, Ctrl-C, an exception or kill -9 leaves a run that the same call
     goes on with; the step at which it was left is shown again, with `replayed`. With a seed it ends
@@ -97,8 +100,10 @@ class PrivateTraining:
         num_workers: int = 0,
         follow: int = 0,
         max_epsilon: float | None = None,
+        compile: Compile = "auto",
     ) -> None:
         check_loss_fn(loss_fn)
+        check_compile(compile)
         if plan.endless:
             raise ValueError("training needs a plan with steps or epochs")
         self._seed = None if seed is None else checks.whole("seed", seed, 0)
@@ -146,7 +151,7 @@ class PrivateTraining:
             micro_batch, collate_fn, num_workers,
         )  # fmt: skip
         self._followed = _chosen(plan.n, follow, self._seed)
-        self._max_epsilon = max_epsilon
+        self._max_epsilon, self._compile = max_epsilon, compile
         self._loop: Loop | None = None  # while it is iterated over
         self._shown = False  # whether the body saw a step of this object
 
@@ -242,12 +247,13 @@ class PrivateTraining:
             collate_fn=self._collate_fn,
             num_workers=self._num_workers,
         )
+        passes.within_memory(lambda: passes.compile_if(self._compile), 0)
         batches = Batches(
             self._train, self.run.plan, collate_fn=self._collate_fn, num_workers=self._num_workers
         )
         loop = Loop(
             self.run, state, self._loss_fn, batches, passes, self._seed, self._where,
-            environment(self._where),
+            environment(self._where, passes.compiled),
         )  # fmt: skip
         with closing(loop):
             loop.restore(kept=kept)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from epsilons.accounting.margins import Margin
 from epsilons.accounting.plan import Phase, Plan
 from epsilons.accounting.sums import pass_size
+from epsilons.gradients.compile import Clipped
 from epsilons.gradients.norms import (
-    Clipped,
     LossFn,
     check_loss_fn,
     clipped_pass,
@@ -75,8 +75,9 @@ def taken_step(
     noise: Noise,
     bounds: Bounds | None = None,
     micro_batch: int | None = None,
+    compile: bool = False,
 ) -> Clipped:
-    """`private_step`, with the losses; its sums may be overwritten."""
+    """`private_step`, with the losses, by compiled passes if asked; its sums may be overwritten."""
     check_loss_fn(loss_fn)
     parameters = trainable(model)
     check_optimizer(model, optimizer, parameters)
@@ -94,9 +95,16 @@ def taken_step(
         _check_size(plan, example_count(batch))
         if plan.noise_std > 0:
             limits = _with_room(limits, plan, sum(p.numel() for p in parameters.values()))
-        size = pass_examples(plan, micro_batch)
+        size = pass_examples(plan, micro_batch, fixed=compile)
         found = clipped_pass(
-            parameters, model, loss_fn, batch, limits, micro_batch=size, sums=plan.sums
+            parameters,
+            model,
+            loss_fn,
+            batch,
+            limits,
+            micro_batch=size,
+            sums=plan.sums,
+            compile=compile,
         )
     noisy = noise.added_to(found.sums, plan.noise_std, plan.batch_size)
     for name, parameter in parameters.items():
@@ -105,9 +113,11 @@ def taken_step(
     return found
 
 
-def pass_examples(plan: Plan | Phase, micro_batch: int | None) -> int | None:
-    """How many examples each pass of a step takes; None: all there are."""
-    if plan.sums == "float32":
+def pass_examples(
+    plan: Plan | Phase, micro_batch: int | None, *, fixed: bool = False
+) -> int | None:
+    """How many examples each pass of a step takes; None: all there are, unless it is `fixed`."""
+    if plan.sums == "float32" and not fixed:
         return micro_batch
     return pass_size(plan.batch_size, plan.max_batch, micro_batch)
 

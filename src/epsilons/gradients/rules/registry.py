@@ -16,6 +16,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from epsilons.gradients.compile import is_traced
+
 LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
 SCRATCH_BYTES = 2**23  # what one operation may hold beside its operands
 PIECE = 4096  # numbers whose squares are summed in float32
@@ -166,9 +168,12 @@ def materialized_sum(rule: GradientRule, g: Tensor, factors: Tensor, size: int) 
 def replace_cancelled(squares: Tensor, cancelled: Tensor, rule: GradientRule, g: Tensor) -> None:
     """Take the squared norms that cancelled from materialized gradients, in place.
 
-    One example at a time, so that its norm doesn't depend on how many others there are.
+    One example at a time, so that its norm doesn't depend on how many others there are. In a graph
+    they become NaN, which has the example done again.
     """
-    if bool(cancelled.any()):
+    if is_traced(cancelled):
+        squares.masked_fill_(cancelled, math.nan)
+    elif bool(cancelled.any()):
         for i in cancelled.nonzero().flatten().tolist():
             squares[i] = square_norms(rule.rows(slice(i, i + 1)).gradients(g[i : i + 1]))[0]
 
