@@ -226,6 +226,22 @@ def test_a_change_of_the_model_or_its_loss_makes_another_graph(graphs):
     assert is_compiled(model, loss_fn)
 
 
+SCALE = 2.0
+
+
+def scaled(model, x):
+    return SCALE * squared(model, x)
+
+
+def test_a_change_of_a_global_of_the_loss_makes_another_graph(graphs, monkeypatch):
+    torch.manual_seed(0)
+    model, x = nn.Linear(8, 3), torch.randn(5, 8)
+    assert_as_eager(model, scaled, x)
+    monkeypatch.setitem(globals(), "SCALE", 3.0)
+    assert_as_eager(model, scaled, x)
+    assert is_compiled(model, scaled)
+
+
 def test_a_tensor_that_is_in_a_batch_twice_may_be_two_the_next_time(graphs):
     torch.manual_seed(0)
     model, x = nn.Linear(8, 8), torch.randn(5, 8)

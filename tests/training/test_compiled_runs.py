@@ -82,6 +82,32 @@ def test_steps_are_replayed_only_if_they_are_compiled_again(tmp_path, graphs, mo
     assert Run.open(tmp_path / "run").journal.restarts == int(not compile)
 
 
+WARMTH = 1.0
+
+
+class Tempered(torch.nn.Module):
+    """A layer that reads a global, which no graph can know of."""
+
+    def forward(self, x):
+        return x / WARMTH
+
+
+def test_what_a_graph_took_for_constant_is_looked_at_again_at_refreshes(
+    tmp_path, graphs, monkeypatch
+):
+    model = small_model()
+    model.append(Tempered())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    training = PrivateTraining(
+        model, optimizer, LOSS, data(), plan(), out=tmp_path / "run", seed=5, compile=True
+    )
+    seen = iter(training)
+    assert [next(seen).number for _ in range(3)] == [0, 1, 2]
+    monkeypatch.setitem(globals(), "WARMTH", 2.0)
+    with pytest.raises(ValueError, match="at step 4 compiled passes no longer do what model and"):
+        list(seen)
+
+
 def test_a_random_loss_stays_eager(tmp_path, graphs, capsys):
     _, weights = trained(tmp_path / "eager", plan(), dropout=0.5, compile=False)
     _, its = trained(tmp_path / "run", plan(), dropout=0.5, compile=True)

@@ -137,6 +137,16 @@ def is_compiled(work: Pass, *given: Any) -> bool:
     return _graph(work, Inputs(*given)) is not None
 
 
+def is_current(work: Pass, *given: Any) -> bool:
+    """Whether the graph of such a pass, if there is one, still does what the eager pass does."""
+    inputs = Inputs(*given)
+    graph = _graph(work, inputs)
+    if graph is None:
+        return True
+    with undisturbed(inputs.model, inputs.device, seed=0):
+        return not _differ(graph(inputs), work(*inputs))
+
+
 def repays(
     compile: Compile, model: nn.Module, loss_fn: LossFn, batch: Any, size: int, passes: int
 ) -> bool:
@@ -339,7 +349,9 @@ def _of_function(function: Any) -> Any:
         held = (function.func, *function.args, *function.keywords.values())
         return tuple(map(_of_function, held))
     cells = getattr(function, "__closure__", None) or ()
-    held = tuple(cell.cell_contents for cell in cells)
+    code, known = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    named = (known[name] for name in (code.co_names if code else ()) if name in known)
+    held = (*(cell.cell_contents for cell in cells), *named)
     parts = (_of_function(v) if isinstance(v, _LOOKED_INTO) else _of_value(v) for v in held)
     return getattr(function, "__func__", None), _of_value(function), *parts
 

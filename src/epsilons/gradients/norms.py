@@ -21,13 +21,7 @@ from torch.utils.data import default_collate
 from epsilons.gradients.accumulate import Accumulator
 from epsilons.gradients.batch_dim.dims import BATCH_FIRST
 from epsilons.gradients.clip_factors import clip_factors, widest_dtype
-from epsilons.gradients.compile import (
-    Clipped,
-    Compile,
-    check_compile,
-    compiled_pass,
-    repays,
-)
+from epsilons.gradients.compile import Clipped, Compile, check_compile, compiled_pass, repays
 from epsilons.gradients.isolation import in_order, undisturbed
 from epsilons.gradients.rules.registry import UnsupportedLayer, without_autocast
 from epsilons.gradients.tracer import PresumedWrongly, Tracer
@@ -218,10 +212,8 @@ def gradient_norms(
             if count:  # all passes have one shape and layout: see `clipped_gradients`
                 rows = torch.arange(count, device=place)
                 batch = examples(batch, padded(rows, max(size, count)))
-            found = batch_norms(model, loss_fn, batch, compile=compile is True and count > 0)[
-                :count
-            ]
-            norms[done : done + count] = found.cpu().numpy()
+            found = batch_norms(model, loss_fn, batch, compile=compile is True and count > 0)
+            norms[done : done + count] = found[:count].cpu().numpy()
             done += count
             restore()
             if progress is not None:

@@ -63,8 +63,8 @@ def fit(
     with; if there is none, a new one begins, and that is said. Ctrl-C and SIGTERM stop between two
     steps (`Interrupted`), where the same call with `resume=True` goes on. `optimizer`, `loss_fn`,
     `train`, `examples`, `scheduler`, `seed`, `device`, `micro_batch`, `collate_fn`, `num_workers`,
-    `follow` and `max_epsilon` are those of `PrivateTraining`, as are guarantees and errors. The
-    finished `Run` comes back.
+    `follow`, `max_epsilon` and `compile` are those of `PrivateTraining`, as are guarantees and
+    errors. The finished `Run` comes back.
     """
     out = Path(out)
     if not resume:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 from epsilons.gradients.batch_invariance import compiled_batch_invariant
 from epsilons.gradients.clip_factors import widest_dtype
-from epsilons.gradients.compile import Compile, is_compiled, repays, say_once
+from epsilons.gradients.compile import Compile, is_compiled, is_current, repays, say_once
 from epsilons.gradients.model_checks import MixedExamples
 from epsilons.gradients.norms import (
     LossFn,
@@ -85,6 +85,7 @@ class NormPasses:
         """
         with self._without_hooks():
             self.within_memory(lambda: self._inspect(step), step)
+            self._expect_current(step)
             found = self.within_memory(lambda: self._norms(self._train, step, seed), step)
         self.note_non_finite(step, np.flatnonzero(~np.isfinite(found)))
         return found
@@ -107,9 +108,7 @@ class NormPasses:
         if plan.clipping == "max" and plan.kind != "estimate":
             say_once("passes stay eager: norms are charged for just the model they are taken from")
             return
-        phases = plan.all_phases
-        sizes = {pass_examples(phase, self.micro_batch, fixed=True) for phase in phases}
-        self.compiled = all(self._compiles(size) for size in sizes if size is not None)
+        self.compiled = all(map(self._compiles, self._compiled_sizes()))
 
     def test_bits_again(self, step: int) -> None:
         """Test batch invariance as before training: machine, threads or passes may be others."""
@@ -170,17 +169,36 @@ class NormPasses:
 
     def _compiles(self, size: int) -> bool:
         """Whether passes of this size are compiled, and as batch invariant as eager ones."""
-        parameters, few = trainable(self._model), self._batch(size)
-        batch = examples(few, torch.arange(size) % example_count(few))
-        device = next(iter(parameters.values())).device
-        limits = torch.ones(size, dtype=widest_dtype(device), device=device)
-        passes = parameters, self._model, self._loss_fn, batch, limits
-        if not is_compiled(one_pass, self.run.plan.sums, *passes):
+        if not is_compiled(one_pass, *self._some_pass(size)):
             return False
         if size not in self._covered_sizes() or self._same_bits(size):
             return True
         say_once("passes stay eager: compiled, a row's bits depend on the rest of its batch")
         return False
+
+    def _compiled_sizes(self) -> set[int]:
+        phases = self.run.plan.all_phases
+        sizes = {pass_examples(phase, self.micro_batch, fixed=True) for phase in phases}
+        return {size for size in sizes if size is not None}
+
+    def _some_pass(self, size: int) -> tuple[Any, ...]:
+        """What a step's pass over some of the examples takes."""
+        parameters, few = trainable(self._model), self._batch(size)
+        batch = examples(few, torch.arange(size) % example_count(few))
+        device = next(iter(parameters.values())).device
+        limits = torch.ones(size, dtype=widest_dtype(device), device=device)
+        return self.run.plan.sums, parameters, self._model, self._loss_fn, batch, limits
+
+    def _expect_current(self, step: int) -> None:
+        """A graph can't see everything that it takes for constant: a global of a module's, say."""
+        if self.compiled and not all(
+            is_current(one_pass, *self._some_pass(size)) for size in self._compiled_sizes()
+        ):
+            raise ValueError(
+                f"at step {step} compiled passes no longer do what model and loss_fn do: something "
+                "that they took for constant has changed, a global say. Go on with compile=False, "
+                "or make it an attribute of the model"
+            )
 
     def _compiled_agree(self, sizes: Collection[int], **extent: int) -> bool:
         """Whether compiled passes of these sizes, if there are any, are batch invariant."""
