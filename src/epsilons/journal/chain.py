@@ -15,7 +15,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -220,7 +220,9 @@ class Chain:
     @property
     def sealed(self) -> bool:
         """Whether the file on disk takes no more entries."""
-        return not _in_wal_mode(self.path)
+        # asked of SQLite: closing the file ourselves would drop the locks of its connections
+        with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)) as now:
+            return bool(now.execute("PRAGMA journal_mode").fetchone() != ("wal",))
 
     def verify(self) -> tuple[int, bool]:
         """The number of entries and whether the file is sealed; ValueError if it was changed."""

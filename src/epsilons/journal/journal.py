@@ -228,6 +228,11 @@ class Journal:
         self._chain.seal()
 
     @property
+    def sealed(self) -> bool:
+        """Whether the journal was ended, by whichever process."""
+        return self._chain.sealed
+
+    @property
     def steps_charged(self) -> int:
         """The first step that is not charged; after a restart, the step it went back to."""
         return charges.steps_charged(self._chain)

@@ -17,6 +17,7 @@ from epsilons.examples import Examples
 from epsilons.gradients.compile import Compile
 from epsilons.gradients.norms import LossFn
 from epsilons.runs import Run, expect_free
+from epsilons.training.arguments import check_data_set
 from epsilons.training.checkpoint import Stateful
 from epsilons.training.evaluation import CorrectFn, Outcomes, outcomes
 from epsilons.training.interrupt import interruptible
@@ -66,7 +67,9 @@ def fit(
     `follow`, `max_epsilon` and `compile` are those of `PrivateTraining`, as are guarantees and
     errors. The finished `Run` comes back.
     """
-    out = Path(out)
+    out = Path(out).absolute()
+    if test is not None:
+        check_data_set("test", test)
     if not resume:
         expect_free(out)
     elif not (out / "private" / "journal.sqlite").exists():
