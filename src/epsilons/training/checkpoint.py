@@ -140,11 +140,8 @@ class State:
             torch.save(content, file)
         return True
 
-    def load(self, content: dict[str, Any], *, kept: bool = True) -> None:
-        """Take over what `save` wrote, into the same objects; the streams are the caller's.
-
-        `kept`: into those of `kept` too.
-        """
+    def load(self, content: dict[str, Any]) -> None:
+        """Take over what `save` wrote, into the same objects; the streams are the caller's."""
         self.step = content["step"]
         if (now := type(self.scheduler).__name__) != content["scheduled_by"]:
             raise ValueError(
@@ -166,7 +163,7 @@ class State:
                 f"the run keeps the state of {len(content['kept'])} objects, and state has "
                 f"{len(self.kept)}; give the same ones in the same order"
             )
-        for each, state in zip(self.kept, content["kept"] if kept else (), strict=kept):
+        for each, state in zip(self.kept, content["kept"], strict=True):
             each.load_state_dict(state)
         # passes as they were give the bits that were; a smaller size was asked for, or needed
         given = [size for size in (self.micro_batch, content["micro_batch"]) if size is not None]
