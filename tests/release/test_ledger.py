@@ -93,7 +93,8 @@ def test_a_value_above_the_planned_worst_case_is_not_cut_to_it(tmp_path):
     mean = run.epsilons().values.mean()
     assert mean > run.plan.worst_case()
     published = publish(run, epsilon=0.9, quantiles=()).everyone.mean
-    assert published.low <= mean <= published.high
+    reach = published.value - published.low  # of 95 %: three times as much is 5.9 deviations
+    assert abs(published.value - mean) <= 3 * reach
 
 
 def test_a_ledger_of_nothing_says_so_and_makes_no_budget(tmp_path):
