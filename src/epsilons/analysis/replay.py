@@ -83,7 +83,8 @@ def priced_together(replays: Sequence[Replay], method: Method = METHODS[0]) -> l
         steps=np.concatenate([_padded(replay.steps, rows) for replay in replays], axis=1),
     ).epsilons(method)
     ends = np.cumsum([replay.norms.shape[1] for replay in replays])
-    return [replace(together, values=values) for values in np.split(together.values, ends)[:-1]]
+    parts = np.split(together.values, ends)[:-1]
+    return [replace(together, values=values, cautious=values) for values in parts]
 
 
 def _padded(table: NDArray[Any], rows: int) -> NDArray[Any]:
