@@ -40,7 +40,7 @@ def test_other_schedules_hold_the_followed_norms(followed):
                if (r.schedule, r.refreshes) == ("uniform", 2))  # fmt: skip
     plan = followed.plan
     by_hand = individual_epsilons(
-        norms[[0, 20]], [20, 20], sample_rate=plan.sample_rate, noise_std=plan.noise_std,
+        norms[[0, 20]], [11, 29], sample_rate=plan.sample_rate, noise_std=plan.noise_std,
         max_grad_norm=plan.max_grad_norm, delta=plan.delta, levels=plan.levels,
     )  # fmt: skip
     expected = Agreement.of(by_hand.values, followed.journal.followed_epsilons().values)

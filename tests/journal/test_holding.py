@@ -140,10 +140,24 @@ def test_every_step_is_charged_as_by_a_loop(
         for hold in HOLDS:
             for example in range(N):
                 assert story.found(example, hold) == story.expected(example, hold)
-        epsilons = story.journal.epsilons(method="rdp")
-        assert (epsilons.cautious >= epsilons.values).all()
-        assert (epsilons.cautious <= epsilons.worst_case).all()
         story.journal.close()
+
+
+@pytest.mark.parametrize(("method", "phases"), [("tight", ()), ("rdp", PHASES)])
+def test_no_value_is_above_its_cautious_reading_nor_that_above_the_worst_case(
+    tmp_path, method, phases
+):
+    story = Story(tmp_path / "j", plan_of(5, phases), 8)
+    for until, back in ((7, 4), (9, 2), (STEPS, STEPS)):
+        story.go_on(until, 0.3)
+        story.restart(back)
+    found = story.journal.epsilons(method=method)
+    previous = story.journal.epsilons(method=method, hold="previous")
+    for lower in (found, previous):
+        assert (found.cautious >= lower.values * (1 - 1e-9)).all()
+    assert (found.cautious >= found.values).all()
+    assert (found.cautious <= found.worst_case).all()
+    assert found.worst_case == previous.worst_case
 
 
 @settings(max_examples=50, deadline=None)
@@ -195,7 +209,10 @@ def test_what_is_no_estimate_is_the_same_to_the_bit(tmp_path, plan):
     journal.go_on(10, 0.0)
     journal.restart(7)
     journal.go_on(STEPS, 0.0)
-    nearest, cautious, previous = (journal.journal.epsilons(hold=hold) for hold in HOLDS)
+    method = "rdp" if plan.phases else "tight"
+    nearest, cautious, previous = (
+        journal.journal.epsilons(method=method, hold=hold) for hold in HOLDS
+    )
     assert nearest.kind != "estimate"
     for other in (cautious, previous):
         np.testing.assert_array_equal(other.values, nearest.values)
