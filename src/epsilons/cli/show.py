@@ -118,14 +118,18 @@ def print_epsilons(
 
 def print_distribution(console: Console, epsilons: Epsilons, *, cautious: bool = False) -> None:
     """Kind, quantiles and a histogram of the values; private. `cautious`: what estimates are."""
-    way = ""
+    reading = []
     if cautious and epsilons.kind == "estimate":
-        way = ", cautious (the larger of the norms before and after a step),"
+        reading = ["estimates       cautious: by the larger of the norms before and after a step"]
     elif epsilons.cautious is not epsilons.values:
-        way = " by the norm nearest in time"
+        reading = [
+            "estimates       by the norm nearest in time, often too low; a person is told the "
+            "cautious ones"
+        ]
     console.print(
-        f"individual ε    {epsilons.kind}{way} for each of {len(epsilons.values)} examples, "
+        f"individual ε    {epsilons.kind} for each of {len(epsilons.values)} examples, "
         f"{epsilons.at_worst_case.mean():.1%} at the worst case",
+        *reading,
         *small_bound_line(epsilons),
         "quantiles       "
         + "  ".join(
