@@ -161,7 +161,10 @@ def test_a_bound_of_100_percent_is_called_no_meaningful_guarantee(after):
 def test_an_estimate_is_called_approximate_and_others_are_not(after):
     one, _ = after
     assert "approximate" in statement_text(one)
-    assert "approximate" not in statement_text(replace(one, kind="exact"))
+    assert "cautious of two readings" in statement_text(one)
+    exact = statement_text(replace(one, kind="exact"))
+    assert "approximate" not in exact
+    assert "cautious" not in exact
     assert one.to_dict()["detection"]["along_trajectory_is"] == "approximate"
 
 

@@ -309,8 +309,8 @@ class Plan:
     def refresh_share(self) -> float:
         """The share of the run's time that refreshes take, at most.
 
-        A pass that computes the norms of all examples counts as an epoch of private steps, of which
-        it took 70 to 95 % for the networks that were measured.
+        A pass that computes the norms of all examples counts as an epoch of private steps, and
+        takes less: two fifths to all but a twentieth of it, for the networks that were measured.
         """
         refreshes = len(self.refresh_steps)
         return refreshes / (refreshes + self.epochs) if refreshes else 0.0
