@@ -61,7 +61,8 @@ def shares(
     """Of the steps `first` to before `end`: how many the norm recorded at `at` holds for.
 
     Second: for how many `norm_between` it and the next record does. `at` ≤ `first` and
-    `end` ≤ `next_at`; without a next record `next_at` is `NEVER`.
+    `end` ≤ `next_at`. Without a next record `next_at` is `NEVER`. Without an earlier one `at` is
+    `NEVER`, and `norm`, the clip bound then, holds up to the next.
     """
     turn = {"nearest": (at + next_at) // 2 + 1, "cautious": at + 1, "previous": next_at}[hold]
     turn = np.clip(turn, first, np.maximum(first, end))

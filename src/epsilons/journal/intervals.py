@@ -22,8 +22,8 @@ from epsilons.accounting.holding import NEVER, Hold, norm_between, shares
 class Intervals(NamedTuple):
     """Consecutive intervals of charged steps, each with one refresh and one set of constants.
 
-    Refreshes are entries of the journal, at the charged steps before which they were made: of the
-    present models for `entry`, `NEVER` if there is none for `next_entry`.
+    Refreshes are entries of the journal, at the charged steps before which they were made; `NEVER`
+    where there is none.
     """
 
     entry: tuple[int | None, ...]  # the refresh before; None: none yet, so the clip bound holds
@@ -45,11 +45,6 @@ class Intervals(NamedTuple):
     def lengths(self) -> NDArray[np.int64]:
         """Charged steps (intervals,) of each interval."""
         return self.ends - self.start
-
-    @property
-    def unmeasured(self) -> NDArray[np.bool_]:
-        """(intervals,) True before the first refresh."""
-        return np.array([entry is None for entry in self.entry])
 
     def containing(self, charged_step: NDArray[np.int64]) -> NDArray[np.int64]:
         """Which interval each charged step lies in."""
@@ -139,7 +134,7 @@ def split_by_sampled_norms(
     first = rank == 0
     next_at[interval[first], sampled.example[first]] = sampled.charged_step[first]
     next_norms[interval[first], sampled.example[first]] = sampled.norm[first]
-    at = np.where(intervals.unmeasured[:, None], next_at - 1, intervals.at[:, None])
+    at = np.repeat(intervals.at[:, None], m, axis=1)
     end = np.minimum(next_at, intervals.ends[:, None])
     by_refresh = _priced_rows(at, norms, next_at, next_norms, intervals.start[:, None], end, hold)
     last = np.append(rank[1:] == 0, True)
@@ -176,9 +171,7 @@ def _refresh_shares(
     intervals: Intervals, hold: Hold
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Steps (intervals,) that the refresh before each interval holds for, and the others."""
-    # the clip bound, which holds before the first record, does so up to that record
-    at = np.where(intervals.unmeasured, intervals.next_at - 1, intervals.at)
-    return shares(at, intervals.next_at, intervals.start, intervals.ends, hold)
+    return shares(intervals.at, intervals.next_at, intervals.start, intervals.ends, hold)
 
 
 def _priced_rows(
