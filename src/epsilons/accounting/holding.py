@@ -35,11 +35,9 @@ def held(
     `norms` (r, m): records of m examples, made before the ascending steps `at` (r,). `end`: one
     more than the last step. The rows are in the order of the steps.
 
-    >>> held(np.array([[4.0], [1.0]]), np.array([0, 10]), 15)
-    (array([[4.],
-           [1.]]), array([6, 9]))
-    >>> held(np.array([[4.0], [1.0]]), np.array([0, 10]), 15, "previous")[1]
-    array([10,  5])
+    >>> norms, at = np.array([[4.0], [1.0]]), np.array([0, 10])
+    >>> held(norms, at, 15)[1], held(norms, at, 15, "previous")[1]
+    (array([6, 9]), array([10,  5]))
     """
     checks.one_of("hold", hold, HOLDS)
     records = np.asarray(norms, dtype=np.float64)
