@@ -37,7 +37,7 @@ def held(
 
     >>> norms, at = np.array([[4.0], [1.0]]), np.array([0, 10])
     >>> held(norms, at, 15)[1], held(norms, at, 15, "previous")[1]
-    (array([6, 9]), array([10,  5]))
+    (array([6, 4, 5]), array([10,  5]))
     """
     checks.one_of("hold", hold, HOLDS)
     records = np.asarray(norms, dtype=np.float64)
