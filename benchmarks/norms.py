@@ -3,7 +3,8 @@
 Methods take turns in one process: in a round each runs once, in random order. A figure is the
 median of the ratios to plain within a round, which a busy machine disturbs least; in brackets is
 the ratio of the least times. Peers slower than five times plain run in one or two rounds only. Ours
-draws secure noise, the peers draw torch's. The parts, chosen by `--what`:
+draws secure noise, the peers draw torch's. Compiled methods, plain training too, are compiled
+by torch, which takes the seconds that are printed first. The parts, chosen by `--what`:
 
     norms    every example's gradient norm ÷ forward and backward pass
     step     private step ÷ step of SGD; by default with float64 sums, in a pass that is padded to
@@ -49,7 +50,8 @@ from epsilons import Plan
 from epsilons.gradients import gradient_norms
 from epsilons.models import mlp, resnet20, tanh_cnn, wide_resnet
 from epsilons.noise import SecureNoise
-from epsilons.training import private_step, supervised
+from epsilons.training import supervised
+from epsilons.training.step import taken_step
 from peers import BOUND, NOISE, Call, Method, sgd
 
 CLASSES, VOCABULARY, LENGTH = 10, 1000, 64
@@ -128,28 +130,34 @@ NOISE_SHARE = ("resnet20", "wrn16-4")
 PARTS = ("norms", "step", "launch", "memory", "noise", "linear")
 
 
-def plain_pass(model: nn.Module, x: Tensor, y: Tensor) -> Call:
+def plain_pass(model: nn.Module, x: Tensor, y: Tensor, *, compile: bool = False) -> Call:
+    losses = torch.compile(loss_fn, dynamic=False) if compile else loss_fn
+
     def run() -> None:
         model.zero_grad()
-        loss_fn(model, (x, y)).sum().backward()
+        losses(model, (x, y)).sum().backward()
 
     return run
 
 
-def plain_step(model: nn.Module, x: Tensor, y: Tensor) -> Call:
+def plain_step(model: nn.Module, x: Tensor, y: Tensor, *, compile: bool = False) -> Call:
     optimizer = sgd(model)
+    losses = torch.compile(loss_fn, dynamic=False) if compile else loss_fn
 
     def run() -> None:
         optimizer.zero_grad()
-        loss_fn(model, (x, y)).mean().backward()
+        losses(model, (x, y)).mean().backward()
         optimizer.step()
 
     return run
 
 
-def our_norms(model: nn.Module, x: Tensor, y: Tensor, *, batches: int = 1) -> Call:
+def our_norms(
+    model: nn.Module, x: Tensor, y: Tensor, *, batches: int = 1, compile: bool = False
+) -> Call:
     data, count = (torch.cat([x] * batches), torch.cat([y] * batches)), len(x)
-    return lambda: torch.from_numpy(gradient_norms(model, loss_fn, data, batch_size=count)[:count])
+    options: Any = {"batch_size": count, "compile": compile}
+    return lambda: torch.from_numpy(gradient_norms(model, loss_fn, data, **options)[:count])
 
 
 def repeated(method: Method, batches: int, model: nn.Module, x: Tensor, y: Tensor) -> Call:
@@ -170,6 +178,7 @@ def our_step(
     *,
     noise: Any = None,
     micro_batch: int | None = None,
+    compile: bool = False,
     **settings: Any,
 ) -> Call:
     """Our private step, with the plan's other `settings`."""
@@ -180,29 +189,43 @@ def our_step(
     )  # fmt: skip
 
     def run() -> None:
-        private_step(model, optimizer, loss_fn, (x, y), plan, noise=noise, micro_batch=micro_batch)
+        taken_step(
+            model, optimizer, loss_fn, (x, y), plan, noise=noise, micro_batch=micro_batch,
+            compile=compile,
+        )  # fmt: skip
 
     return run
 
 
-def our_full_step(model: nn.Module, x: Tensor, y: Tensor) -> Call:
+def our_full_step(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> Call:
     """The same in one pass of just the batch's size: what padding costs is left out."""
-    return our_step(model, x, y, micro_batch=len(x))
+    return our_step(model, x, y, micro_batch=len(x), **options)
 
 
 # A method whose name does not begin with epsilons is a peer.
 STEPS: dict[str, Method] = {
     "plain": plain_step,
+    "plain-compiled": partial(plain_step, compile=True),
     "epsilons": our_step,
+    "epsilons-compiled": partial(our_step, compile=True),
     "epsilons-full": our_full_step,
+    "epsilons-full-compiled": partial(our_full_step, compile=True),
     "epsilons-float32": partial(our_step, sums="float32"),
+    "epsilons-float32-compiled": partial(our_full_step, sums="float32", compile=True),
     **peers.STEPS,
 }
 
 
 def norm_passes(batches: int) -> dict[str, Method]:
-    ours: dict[str, Method] = {"epsilons": partial(our_norms, batches=batches)}
-    others = {"plain": plain_pass, **peers.NORMS}
+    ours: dict[str, Method] = {
+        "epsilons": partial(our_norms, batches=batches),
+        "epsilons-compiled": partial(our_norms, batches=batches, compile=True),
+    }
+    others = {
+        "plain": plain_pass,
+        "plain-compiled": partial(plain_pass, compile=True),
+        **peers.NORMS,
+    }
     return ours | {name: partial(repeated, method, batches) for name, method in others.items()}
 
 
@@ -223,7 +246,10 @@ def calls_of(methods: dict[str, Method], task: Task, size: int) -> dict[str, Cal
         torch.manual_seed(0)
         try:
             call = method(task.build(), x, y)
+            start = time.perf_counter()
             norms = call()
+            if "compiled" in name:
+                print(f"    {name} took {time.perf_counter() - start:.0f} s to compile", flush=True)
         except Exception as error:  # a peer may refuse a model in any way it likes
             reason = " ".join(str(error).split())
             print(f"    no number for {name}: {type(error).__name__}: {reason[:80]}")

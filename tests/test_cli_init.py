@@ -39,7 +39,7 @@ def test_init_says_what_it_found_what_to_check_and_what_to_run_next(typed):
     assert stat.S_IMODE(Path("settings.toml").stat().st_mode) == 0o600
 
     assert shlex.split(lines["next"])[-2:] == ["--out", "runs/some clinic"]
-    code, shown, said = typed(*shlex.split(lines["next"])[1:], "epochs=1")
+    code, shown, said = typed(*shlex.split(lines["next"])[1:], "epochs=1", "levels=8")
     assert code == 0
     assert "worst case      ε = " in shown
     assert "learn_encoding: ranges and categories of the data are outside the guarantee" in said

@@ -65,6 +65,22 @@ def test_opacus(monkeypatch):
     assert "manual_seed(" not in (GUIDES / "opacus.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_huggingface(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    names, _ = follow("huggingface.md", monkeypatch)
+    assert names["eps"].worst_case <= 8.0
+    assert Run.open("runs/gpt").finished
+    assert names["trainer"].train().global_step == names["plan"].steps  # by the loss of its own
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning(monkeypatch):
+    names, _ = follow("lightning.md", monkeypatch)
+    assert names["eps"].worst_case <= 3.0
+    assert names["loader"].run.finished
+
+
 def test_command_line(monkeypatch, capsys):
     _, typed = follow("command_line.md", monkeypatch)
     assert [line.split()[1] for line in typed] == ["init", "train", "status", "verify", "export"]

@@ -31,7 +31,8 @@ def _for_the_site(source: str) -> str:
     """A page of the repository, with links as the site has them."""
     text = (ROOT / source).read_text(encoding="utf-8")
     if source.startswith("examples/"):
-        return text.replace("](../docs/", "](") + _scripts()
+        text = text.replace("](../docs/", "](")
+        return re.sub(r"\]\((\w+)\.(py|sh)\)", r"](#\1\2)", text) + _scripts()
     text = text.replace("](docs/", "](")
     for name, page in _COPIED.items():
         text = text.replace(f"]({name})", f"]({page})")
@@ -54,7 +55,7 @@ def _command_line() -> str:
     group: Any = typer.main.get_command(app)
     parts = [f"# Command line\n\n{group.help}\n"]
     for name, verb in group.commands.items():
-        context = group.context_class(verb, info_name=f"epsilons {name}", max_content_width=92)
-        context.terminal_width = 92
+        context = group.context_class(verb, info_name=f"epsilons {name}", max_content_width=80)
+        context.terminal_width = 80
         parts.append(f"\n## epsilons {name}\n\n```text\n{verb.get_help(context)}\n```\n")
     return "".join(parts)

@@ -21,10 +21,14 @@ _OPTIONAL = ("owners", "losses", "correct", "digests")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Examples:
-    """n examples: `ids` (n,), and optionally owners, groups, final losses and correctness (n,).
+    """Who the examples of a data set are: columns (n,) in its order, all of them private.
 
-    `digests` (n,): what each record is known by in other runs on the same data, whatever its id
-    there; `fit` computes them from the data (`training.identity.record_digests`).
+    `ids`: a name for each, all different. `owners`: whose each is; several may have the same.
+    `groups`: columns by name, such as class or sex, by which figures are compared. `losses` and
+    `correct`: of each example under the final model. Only the ids are needed. `digests`: what each
+    record is known by in other runs on the same data, whatever its id there; `fit` computes them
+    from the data (`training.identity.record_digests`). ValueError for ids that repeat, and columns
+    of another length.
 
     >>> people = Examples(ids=["a", "b"], groups={"sex": ["F", "M"]})
     >>> people
@@ -58,11 +62,14 @@ class Examples:
 
     @classmethod
     def numbered(cls, n: int) -> Self:
-        """n examples whose ids are their positions in the data set."""
+        """Examples, `n` of them, whose ids are their positions in the data set."""
         return cls(ids=np.arange(n))
 
     def with_outcomes(self, losses: ArrayLike, correct: ArrayLike | None) -> Self:
-        """The same examples with their losses and correctness under the final model."""
+        """The same examples with their `losses` (n,) under the final model, and `correct` (n,).
+
+        `correct`: whether the model is right about each; None where that means nothing.
+        """
         return replace(self, losses=losses, correct=correct)  # type: ignore[arg-type]
 
 

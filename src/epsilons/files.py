@@ -16,6 +16,8 @@ try:
 except ImportError:  # not a POSIX system
     fcntl = None
 
+_held: set[tuple[int, int, int]] = set()  # process, and device and inode of the folder it holds
+
 
 def private_file(path: Path) -> AbstractContextManager[IO[bytes]]:
     """A new file of mode 0600 that takes its name only once it is complete and on disk."""
@@ -35,7 +37,7 @@ def private_folder(path: Path) -> Path:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """The folder for this block alone; a `ValueError` while another process holds it.
+    """The folder for this block alone; a `ValueError` while it is held already.
 
     A process that ends, in whatever way, holds it no longer. Where the system has no `flock`,
     nobody is kept out.
@@ -44,14 +46,20 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
         return
     descriptor = os.open(folder, os.O_RDONLY)
+    at = os.fstat(descriptor)
+    held = os.getpid(), at.st_dev, at.st_ino
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(
-                f"{folder} is in use by another process; wait until it ends, or stop it"
-            ) from None
-        yield
+            ours = "this process, by a loop that has not ended; end it, or drop its iterator"
+            theirs = "another process; wait until it ends, or stop it"
+            raise ValueError(f"{folder} is in use by {ours if held in _held else theirs}") from None
+        _held.add(held)
+        try:
+            yield
+        finally:
+            _held.discard(held)
     finally:
         os.close(descriptor)
 

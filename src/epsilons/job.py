@@ -212,6 +212,7 @@ def _carried_out(run: Run, settings: Settings, data: Data, model: nn.Module) -> 
         follow=settings.follow,
         evaluate_every=settings.evaluate_every,
         max_epsilon=settings.max_epsilon,
+        compile=settings.compile,
         resume=True,
     )
 

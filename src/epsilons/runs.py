@@ -39,10 +39,11 @@ LOW, HIGH = 1 - 1e-6, 1 + 1e-2
 
 
 class Run:
-    """What one run left behind.
+    """What one run left behind, in the folder `.path`.
 
-    `.plan`, `.journal`, `.examples` (training) and `.test` (held-out, or None), `.epsilons()`.
-    A run that was opened for reading stays as it was at that moment.
+    Opened by `open`, `checked` or `create`; trained by `fit` and `PrivateTraining`. `.plan`,
+    `.journal`, `.examples` (training) and `.test` (held-out, or None), `.epsilons()`. A run that
+    was opened for reading stays as it was at that moment: `stated` is the public half of then.
     """
 
     def __init__(self, path: Path, journal: Journal, stated: bytes | None = None) -> None:
@@ -67,11 +68,13 @@ class Run:
         seed: int | None = None,
         randomness: Randomness | None = None,
     ) -> Self:
-        """A new run folder with its plan, an empty journal and its examples.
+        """A new run folder at `path` for `plan` and `examples`, with an empty journal.
 
-        A budget may be there already: what the plan is made of is charged before. `margin`: as for
-        `Journal.create`. A `seed` marks the run as reproducible, for experiments: its noise is no
-        secret. `randomness`: where noise and coins come from, if that is known.
+        A budget may be there already: what the plan is made of is charged before. `margin`,
+        `random_loss`, `random_data` and `batch_invariant` as for `Journal.create`. A `seed` marks
+        the run as reproducible, for experiments: its noise is no secret. `randomness`: where noise
+        and coins come from, if that is known. ValueError if something else is at `path`, or the
+        examples are not those that the plan speaks of.
         """
         path = Path(path)
         expect_free(path)
@@ -99,7 +102,10 @@ class Run:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, writable: bool = False) -> Self:
-        """The run at `path` as it is now, for reading; `writable`: for going on with it."""
+        """The run at `path` as it is now, for reading; `writable`: for going on with it.
+
+        ValueError if there is no run.
+        """
         path = Path(path)
         file, anchor = path / "private" / "journal.sqlite", path / "public" / "anchor.json"
         if not file.is_file():
@@ -130,13 +136,14 @@ class Run:
         return run
 
     def verify(self) -> Verified:
-        """The same check; what it found, with every example priced anew."""
+        """Check the run as `checked` does: what was found, with every example priced anew."""
         found = self.journal.verify()
         self._check_summary()
         return found
 
     @property
     def plan(self) -> Plan:
+        """The public constants of the run."""
         return self.journal.plan
 
     @cached_property
@@ -195,14 +202,17 @@ class Run:
 
     @property
     def private(self) -> Path:
+        """The half of the folder that is for the curator alone."""
         return self.path / "private"
 
     @property
     def model_file(self) -> Path:
+        """The final weights, as `torch.save` wrote them; there once the run has ended."""
         return self.private / "model.pt"
 
     @property
     def report_file(self) -> Path:
+        """Where `epsilons report` writes its page."""
         return self.private / "report.html"
 
     @cached_property
@@ -244,9 +254,11 @@ class Run:
     def record_outcomes(
         self, losses: ArrayLike, correct: ArrayLike | None = None, test: Examples | None = None
     ) -> None:
-        """Losses and correctness (n,) of the training examples, and the held-out ones with theirs.
+        """Record the `losses` (n,) of the training examples under the final model.
 
-        To be called before the journal is sealed: they are covered by its chain.
+        `correct` (n,): whether the model is right about each. `test`: held-out examples, with their
+        own losses and correctness. To be called before the journal is sealed: they are covered by
+        its chain.
         """
         training = packed(Examples(self.journal.ids).with_outcomes(losses, correct), ids=False)
         held_out = b"" if test is None else packed(test)
@@ -265,9 +277,10 @@ class Run:
     ) -> Epsilons:
         """ε of every training example for the steps taken so far, in data set order.
 
-        `only`: of the examples at these ascending positions, without computing the others'.
-        `releases`: everything let out beside the training; by default the plan's clip bound.
-        `hold`: see `Journal.epsilons`.
+        `delta`: by default the plan's. `method`: the accountant, `"tight"` (the default), `"rdp"`
+        or `"rdp-classic"`. `only`: of the examples at these ascending positions, without computing
+        the others'. `releases`: everything let out beside the training; by default the plan's clip
+        bound. `hold`: which record a step without one is charged, see `Journal.epsilons`.
         """
         return self.journal.epsilons(delta, method, only=only, releases=releases, hold=hold)
 

@@ -124,6 +124,7 @@ class Settings(BaseModel):
     follow: Whole = Field(0, ge=0)
     evaluate_every: Whole | None = Field(None, gt=0)
     max_epsilon: Number | None = Field(None, gt=0)
+    compile: Literal["auto"] | bool = "auto"
 
     @classmethod
     def read(cls, file: str | os.PathLike[str], changes: Iterable[str] = ()) -> Self:

@@ -105,6 +105,17 @@ def test_between_two_norms_the_tail_is_below_the_chord_of_its_bounds(line, add):
     assert bound.max() < 1e-3
 
 
+@pytest.mark.parametrize("below", [None, np.array([np.nan, 0.5])])
+def test_a_row_that_would_take_gigabytes_is_left_out_without_a_bound(below):
+    """Far out on the line a large s needs millions of places: 24 GB were not enough once."""
+    s, p = np.array([0.5, 1.0]), np.array([0.02, 0.02])
+    found = contour(3000.0, 400.0, 256, s, p, add=False, below=below)
+    assert (found.error[1, 1:] > 1e100).all()
+    assert (found.tail == 0).all()
+    if found.between is not None:
+        assert (found.between.gap[1] == NO_BOUND).all()
+
+
 def test_where_m_may_vanish_between_two_norms_nothing_is_bounded():
     # few steps of much norm: |M| has zeros on the line, about which arg M jumps by π
     given = (2.0, 0.3, 200, np.array([2.0]), np.array([0.1]))

@@ -140,6 +140,13 @@ def test_few_steps_between_few_levels(levels, sigma, p, steps, delta, norm):
     assert not oracles.proves_more([(norm / sigma, p, steps)], eps, delta)
 
 
+def test_a_tiny_norm_between_coarse_levels_is_priced_without_a_huge_table():
+    """Its contour lies far out, where the first level above it needs millions of places."""
+    eps = values([2.9e-12], [1], 1.0, 0.02, 1e-12, levels=2)
+    assert 0 <= eps <= values([2.9e-12], [1], 1.0, 0.02, 1e-12, levels=2, method="rdp")
+    assert not oracles.proves_more([(2.9e-12, 0.02, 1)], eps, 1e-12)
+
+
 @pytest.mark.slow
 @settings(at_length, max_examples=3000)
 @given(histories(4096), st.sampled_from([*OPTIONS, "between"]))

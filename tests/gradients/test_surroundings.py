@@ -56,6 +56,18 @@ def test_a_weight_derived_in_half_precision_within_the_model():
         torch.testing.assert_close(total, sum(one[name] for one in each), rtol=1e-4, atol=1e-4)
 
 
+def test_a_parameter_made_of_a_frozen_one_on_the_way_is_no_data():
+    """As peft's DoRA does with GPT-2's transposed weights: it was refused as lost track of."""
+
+    def forward(self, x):
+        length = torch.linalg.norm(nn.Parameter(self.frozen.T) + 1, dim=1).detach()
+        return x @ self.frozen * (self.scale / length)
+
+    net = Net(forward, frozen=parameter(D, D), scale=parameter(D))
+    net.frozen.requires_grad_(False)
+    assert_agrees(net, squared, torch.randn(5, D))
+
+
 @pytest.mark.parametrize("kind", ["bfloat16", "autocast"])
 def test_half_precision_stays_near_the_truth(kind):
     model, (x, y) = network(), pictures()

@@ -96,6 +96,38 @@ def test_a_trainer_under_opacus(tmp_path):
     assert callback.epsilons().values.shape == (N,)
 
 
+class Once(transformers.TrainerCallback):
+    """Ends the first training after three steps."""
+
+    def __init__(self):
+        self.over = False
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 3 and not self.over:
+            self.over = True
+            raise RuntimeError("stop")
+
+
+def test_a_trainer_under_opacus_goes_on_after_an_exception(tmp_path):
+    """Accounting was attached still, and the second train() was refused."""
+    model = transformer()
+    engine, hooks, optimizer, loader = private(model)
+    callback = IndividualPrivacy(hooks, loss_fn, delta=1e-5, out=tmp_path / "run")
+    trainer = Trainer(
+        loader, model=model, optimizers=(optimizer, None), callbacks=[callback, Once()],
+        args=transformers.TrainingArguments(
+            output_dir=str(tmp_path / "hf"), max_steps=4, report_to=[], use_cpu=True,
+            save_strategy="no", logging_strategy="no", disable_tqdm=True,
+        ),
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match="stop"):
+        trainer.train()
+    trainer.train()
+    journal = callback.accounted.run.journal
+    assert (journal.steps_charged, journal.repeated) == (7, 0)
+    assert engine.accountant.history == [(1.5, 0.25, 7)]
+
+
 def test_the_trainers_own_loader_is_refused(tmp_path):
     model = transformer()
     _, hooks, optimizer, _ = private(model)

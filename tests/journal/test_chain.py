@@ -259,3 +259,34 @@ def test_every_byte_of_a_sealed_journal_flipped_is_found(tmp_path):
             stream.seek(place)
             stream.write(whole[place : place + 1])
     assert not found(tmp_path)
+
+
+def test_charges_reach_the_disk_after_a_signal_left_a_transaction_open(live):
+    """A Ctrl-C came while SQLite began one: what followed joined it, and was never committed."""
+    journal = reopened(live, writable=True)
+    journal.restart(3)
+    journal._chain._connection.execute("BEGIN IMMEDIATE")
+    journal.charge(3, 4)
+    with reopened(live) as other:
+        assert other.steps_charged == journal.steps_charged == 5
+    journal.charge(5)
+    journal.seal()
+    assert reopened(live).verify().sealed
+
+
+def test_of_two_that_append_at_once_both_entries_stay(live, monkeypatch):
+    one, other = reopened(live, writable=True), reopened(live, writable=True)
+    insert = chain._insert
+
+    def overtaken(connection, *entry):
+        monkeypatch.setattr(chain, "_insert", insert)
+        before = one._chain.last("charge").number
+        other.record_random("loss", 6)
+        assert one._chain.last("charge").number == before
+        raise sqlite3.IntegrityError("UNIQUE constraint failed: entry.number")
+
+    monkeypatch.setattr(chain, "_insert", overtaken)
+    one.record_random("data", 6)
+    with reopened(live) as journal:
+        assert set(journal.random) == {"loss", "data"}
+        journal.verify()

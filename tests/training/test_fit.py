@@ -218,7 +218,7 @@ def test_contribution_of_every_example_stays_within_its_charge(tmp_path, clippin
 
     checked = []
 
-    def alone(model, optimizer, loss_fn, batch, phase, *, noise, bounds, micro_batch):
+    def alone(model, optimizer, loss_fn, batch, phase, *, noise, bounds, micro_batch, **options):
         x, y = batch
         limits = np.broadcast_to(np.asarray(bounds), len(y)).tolist()
         for row, limit in enumerate(limits):
@@ -231,7 +231,7 @@ def test_contribution_of_every_example_stays_within_its_charge(tmp_path, clippin
             checked.append(float(moved.norm()) <= limit)
         return taken_step(
             model, optimizer, loss_fn, batch, phase, noise=noise, bounds=bounds,
-            micro_batch=micro_batch,
+            micro_batch=micro_batch, **options,
         )  # fmt: skip
 
     monkeypatch.setattr(loop, "taken_step", alone)

@@ -77,6 +77,7 @@ def leave_by_exception(step):
 
 
 def leave_by_ctrl_c(step):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(60)  # another thread may get the signal, and this one hear of it a little later
 
@@ -483,7 +484,7 @@ def test_parameters_that_never_move_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (dict(state=[object()]), "state has a object; expected objects with state_dict"),
+        (dict(state=[object()]), "state has object; expected objects with state_dict"),
         (dict(micro_batch=0), "micro_batch"),
         (dict(seed=-1), "seed"),
         (dict(num_workers=-1), "num_workers"),
@@ -515,7 +516,7 @@ def test_a_loop_inside_its_own_loop_is_refused(tmp_path):
         with pytest.raises(ValueError, match="is being trained by this object"):
             next(iter(training))
         other, _ = started(tmp_path / "run")
-        with pytest.raises(ValueError, match="in use by another process"):
+        with pytest.raises(ValueError, match="in use by this process"):
             next(iter(other))
         break
 

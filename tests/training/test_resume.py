@@ -418,11 +418,11 @@ def test_another_model_is_refused_with_the_difference(tmp_path, monkeypatch):
         trained.trained(tmp_path / "run", trained.plan(), resume=True)
 
 
-def test_a_run_that_another_process_trains_is_not_resumed(tmp_path):
+def test_a_run_that_is_being_trained_is_not_resumed(tmp_path):
     stopped(tmp_path / "run", 7)
     with (
         alone_in(tmp_path / "run" / "private"),
-        pytest.raises(ValueError, match="in use by another process"),
+        pytest.raises(ValueError, match="in use by this process"),
     ):
         trained.trained(tmp_path / "run", trained.plan(), resume=True)
     run, _ = trained.trained(tmp_path / "run", trained.plan(), resume=True)

@@ -26,7 +26,11 @@ def least_noise(
 ) -> float:
     """The least noise multiplier with which `steps` steps cost at most `epsilon` at `delta`.
 
-    With `releases`, such as that of a clip bound, they and the steps together.
+    `epsilon`: the target, > 0. `sample_rate`: probability p with which an example is drawn, in
+    [0, 1]. `steps`: a whole number ≥ 0. `delta`: δ in (0, 1). `method`: the accountant, `"tight"`
+    (the default), `"rdp"` or `"rdp-classic"`. With `releases`, such as that of a clip bound, they
+    and the steps together meet the target. The result is a ratio to the clip bound; times it, the
+    standard deviation `noise_std`. ValueError if no noise is enough, and for values out of range.
 
     Guarantee: the ε of the returned noise, by the same method, is never above the target; the
     noise is within 1e-7 relative of the least. Nothing is released with p = 0 or no steps: 0.

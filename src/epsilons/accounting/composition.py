@@ -39,7 +39,9 @@ Block = tuple[ArrayLike, ArrayLike]
 class Releases:
     """Gaussian releases together: their μ, and how far in total variation the noise is from one.
 
-    The distance d costs (1 + e^ε)·d of the δ: P'(S) ≤ P(S) + d ≤ e^ε Q(S) + δ + d, and
+    `mu`: the most that the released values move, in standard deviations of their noise, when one
+    record comes or goes; `distance`: d below. Both ≥ 0 (else ValueError), by default 0. Added with
+    `+`. The distance d costs (1 + e^ε)·d of the δ: P'(S) ≤ P(S) + d ≤ e^ε Q(S) + δ + d, and
     Q(S) ≤ Q'(S) + d.
     """
 
@@ -59,11 +61,11 @@ class Releases:
         return Releases(math.hypot(self.mu, other.mu), self.distance + other.distance)
 
     def at_least(self, other: Releases) -> Releases:
-        """The same, where `other` is known to be among them."""
+        """The releases, where those of `other` are known to be among them: the larger of each."""
         return Releases(max(self.mu, other.mu), max(self.distance, other.distance))
 
     def without(self, other: Releases) -> Releases:
-        """The rest, where `other` is among them."""
+        """What remains of the releases without those of `other`, which are among them."""
         if self.mu <= other.mu:
             return NOTHING
         rest = math.sqrt((self.mu - other.mu) * (self.mu + other.mu))
@@ -71,11 +73,11 @@ class Releases:
 
     @property
     def gaussian(self) -> Releases:
-        """The same with exactly Gaussian noise."""
+        """The same releases with exactly Gaussian noise."""
         return Releases(self.mu)
 
     def epsilon(self, delta: float) -> float:
-        """ε at δ of the releases alone."""
+        """ε of the releases alone, at `delta` in (0, 1); 0 if nothing was released."""
         return gaussian_epsilon(self.mu, delta, self.distance) if self.mu else 0.0
 
     def _delta_left(self, delta: float, epsilon_at: Callable[[float], float]) -> float:
@@ -103,6 +105,7 @@ class Releases:
 
 
 NOTHING = Releases()
+"""No releases beside the training."""
 
 
 def composed_epsilon(
@@ -116,7 +119,9 @@ def composed_epsilon(
 ) -> float:
     """ε at δ of sampled-Gaussian steps and of Gaussian releases, together.
 
-    One noise multiplier, number of steps and sample rate per entry, or a number for all.
+    `noise_multiplier`, `sample_rate`, `steps`, `delta`: as for `tight_epsilon`, one per entry (k,)
+    or a number for all. `method`: `"tight"` (the default), `"rdp"` or `"rdp-classic"`. `releases`:
+    what was released beside the steps, by default `NOTHING`. ValueError for values out of range.
 
     Guarantee: an upper bound, in both directions, whichever comes first and whatever it is made
     to depend on; as tight as `tight_epsilon` is, or the RDP `method` asked for.

@@ -44,7 +44,9 @@ def clipping_thresholds(
 ) -> NDArray[np.float64]:
     """Individual clipping bounds: each norm rounded up to a level, never below level 1.
 
-    NaN and ∞ get C. A threshold is its own threshold, so that what was clipped is what is charged.
+    `norms`: of any shape, which the result has. `max_grad_norm`: C, the largest threshold.
+    `levels`: how many levels there are, C/levels apart; by default 256. NaN and ∞ get C. A
+    threshold is its own threshold, so that what was clipped is what is charged.
 
     >>> clipping_thresholds([0.0, 0.5, 0.51, 9.0], max_grad_norm=2.0, levels=4)
     array([0.5, 0.5, 1. , 2. ])

@@ -23,7 +23,9 @@ from numpy.typing import NDArray
 from epsilons.accounting import checks
 
 Hold = Literal["nearest", "cautious", "previous"]
+"""Which record a step without one of its own is charged."""
 HOLDS: tuple[Hold, ...] = get_args(Hold)
+"""All of them, the default first."""
 NEVER = 2**61  # the step of a record that was not made
 
 
@@ -33,7 +35,8 @@ def held(
     """Norms (rows, m) and for how many steps each holds (rows,), from the first record to `end`.
 
     `norms` (r, m): records of m examples, made before the ascending steps `at` (r,). `end`: one
-    more than the last step. The rows are in the order of the steps.
+    more than the last step. `hold`: see the table of this module. The rows are in the order of the
+    steps.
 
     >>> norms, at = np.array([[4.0], [1.0]]), np.array([0, 10])
     >>> held(norms, at, 15)[1], held(norms, at, 15, "previous")[1]

@@ -49,9 +49,13 @@ def individual_epsilons(
 ) -> Epsilons:
     """ε of every example, from its gradient norms in the course of a run.
 
-    `norms` (rows, n), `steps` (rows,) or (rows, n): how many steps each row stands for.
-    `sample_rate`, `noise_std` (absolute, not a multiplier) and `max_grad_norm`: numbers, or one
-    per row. Norms above the bound, NaN and ∞ are charged at the bound.
+    `norms` (rows, n) of n examples; `steps` (rows,) or (rows, n): how many steps of the training
+    each row stands for, drawn or not. `noise_std`: standard deviation of the noise on the sum of
+    clipped gradients, in units of the gradient (the noise multiplier times the clip bound).
+    `sample_rate`: probability of being drawn, in [0, 1]. `max_grad_norm`: the clip bound. These
+    three are numbers, or one per row. Norms above the bound, NaN and ∞ are charged at the bound.
+    `delta`: δ in (0, 1). `method`: the accountant, `"tight"` (the default), `"rdp"`, or
+    `"rdp-classic"`, the paper's.
 
     `levels`: how fine the histogram of norms is; by default 256, or 100 for `rounding="nearest"`,
     which is the paper's grid {0.01C, …, C}. `rounding`: see `soft_histogram`.
@@ -66,6 +70,7 @@ def individual_epsilons(
 
     `kind`: individual clipping → exact; every row a single step → exact, or bound if rounded up;
     otherwise, and whenever rounded to nearest, estimate. No rows: nothing was released, ε = 0.
+    ValueError for shapes that don't fit and values out of range.
 
     >>> individual_epsilons([[0.2, 1.0]], [100], noise_std=2.0, sample_rate=0.1,
     ...                     max_grad_norm=1.0, delta=1e-5)
@@ -104,9 +109,11 @@ def epsilons_from_blocks(
     """The same as `individual_epsilons`, from successive groups of examples.
 
     `blocks` yields (norms (rows, m), steps (rows,) or (rows, m)); the examples of the result are
-    those of the blocks, in order. Memory is bounded by the largest block. `worst_case`: ε of an
-    example that is at the bound in every step, if it is known; else it is computed from the rows.
-    `progress` is called with the number of examples done.
+    those of the blocks, in order. Memory is bounded by the largest block. `noise_std`,
+    `sample_rate`, `max_grad_norm`, `delta`, `method`, `levels`, `rounding` and `clipping` as there,
+    with the same rows in every block. `worst_case`: ε of an example that is at the bound in every
+    step, if it is known; else it is computed from the rows. `progress` is called with the number of
+    examples done. ValueError as there.
     """
     checks.open_unit("delta", delta)
     checks.one_of("method", method, METHODS)

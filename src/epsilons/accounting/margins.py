@@ -29,7 +29,8 @@ class Margin:
 
     `parameters`: how many numbers are trained by `private_step`; by default 2⁴⁰, enough for any
     model. None: the steps are another library's, whose noise is on no grid, and the first term is
-    all. `relative`: how much a norm may be below the truth; 0 for norms known exactly.
+    all. `relative`: how much a norm may be below the truth; 0 for norms known exactly. ValueError
+    unless `relative` is in [0, 1) and `parameters` a whole number ≥ 1.
 
     >>> plan = Plan(n=100, batch_size=10, steps=5, noise_multiplier=1.0, max_grad_norm=1.0,
     ...             delta=1e-3)
@@ -47,14 +48,14 @@ class Margin:
             checks.whole("parameters", self.parameters, least=1)
 
     def charged(self, norms: NDArray[np.float64], phases: Iterable[Phase]) -> NDArray[np.float64]:
-        """The norms with the margin for steps of any of these phases; without noise as they are."""
+        """The `norms` (n,) plus the margin for steps of `phases`; without noise, as they are."""
         noisy = [phase for phase in phases if phase.noise_std > 0]
         if not noisy:
             return norms
         return norms * (1 + self.relative) + max(map(self.room, noisy))
 
     def room(self, phase: Plan | Phase) -> float:
-        """What the rounding of the sums of one phase may add, whatever the norm."""
+        """What the rounding of the sums of one `phase` may add to a norm, whatever it is."""
         if self.parameters is None:
             return 0.0
         charge = rounding_charge(phase.noise_std, self.parameters)

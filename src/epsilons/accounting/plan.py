@@ -35,7 +35,13 @@ _PHASE_CONSTANTS = ("noise_multiplier", "max_grad_norm", "batch_size")
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Steps `first` to before `end` of a run, which have one sample rate, noise and clip bound."""
+    """Steps `first` to before `end` of a run, which have one sample rate, noise and clip bound.
+
+    Made by a `Plan`: `plan.phase(step)` and `plan.all_phases`. `noise_multiplier`: standard
+    deviation of the noise over the clip bound `max_grad_norm`. `batch_size`: the expected one,
+    n · `sample_rate`. `max_batch`: the most examples that a step takes. `sums`: the dtype of sums
+    over examples.
+    """
 
     first: int
     end: int
@@ -56,6 +62,10 @@ class Phase:
 class Plan:
     """Everything about a run that does not depend on data.
 
+    `n`: how many training examples there are; it is public. `noise_multiplier`: standard deviation
+    of the noise over the clip bound `max_grad_norm`, to which per-example gradients are clipped;
+    the product of the two is `noise_std`. `delta`: δ of the guarantee, in (0, 1).
+
     Give `batch_size` (the expected one) or `sample_rate`; `steps` or `epochs`; and how often the
     norms of all examples are refreshed, by `refreshes_per_epoch` (γ in the paper) or by
     `refresh_every` (K). With `refreshes_per_epoch=0` every example is charged at the clip bound.
@@ -66,6 +76,11 @@ class Plan:
         refreshes_per_epoch = max(1, ⌊epochs / 9⌋) / epochs          (common clipping alone)
 
     So refreshes take 10 % of a run's time at most, if it has nine epochs or more (`refresh_share`).
+
+    `refresh_schedule`: where `refreshes_per_epoch` puts the refreshes (`refresh_steps`): `"early"`
+    or `"uniform"`. `rounding`: norms between two levels are interpolated (None, the default), or go
+    `"up"` or to the `"nearest"`, as in the paper; `levels`: how many levels there are, by default
+    256 (see `individual_epsilons`).
 
     `phases` changes noise, bound or batch size at given steps:
     `((first_step, {"noise_multiplier": …, "max_grad_norm": …, "batch_size": …}), …)`; what a phase
@@ -86,6 +101,8 @@ class Plan:
     `clip_bound_mu` and `clip_bound_distance`: what it cost to choose `max_grad_norm` by looking at
     the data (`ClipBound.cost.releases`); 0, the default, if it was chosen without. It is part of
     the worst case and of every individual ε.
+
+    ValueError for values out of range and for two that disagree.
 
     >>> plan = Plan(n=60_000, batch_size=1024, epochs=100, noise_multiplier=2.50631,
     ...             max_grad_norm=1.0, delta=1e-5, refreshes_per_epoch=3)
@@ -279,7 +296,7 @@ class Plan:
         return tuple(found)
 
     def phase(self, step: int) -> Phase:
-        """The phase that `step` belongs to."""
+        """The phase that `step`, counted from 0, belongs to."""
         return next(phase for phase in reversed(self.all_phases) if phase.first <= step)
 
     @cached_property
@@ -358,8 +375,10 @@ class Plan:
 
         This is the run's DP guarantee. `steps` asks for it after so many steps instead of all of
         them; a number for each of the `all_phases` also counts those that were taken again
-        (`Journal.charged`). `releases`: everything let out beside the training; by default the
-        `clip_bound`, with `NOTHING` the training alone.
+        (`Journal.charged`). `method`: the accountant, `"tight"` (the default), `"rdp"` or
+        `"rdp-classic"`. `delta`: by default the plan's. `releases`: everything let out beside the
+        training; by default the `clip_bound`, with `NOTHING` the training alone. ∞ where nothing
+        is private; ValueError for a plan of unknown length, unless `steps` are given.
         """
         if self.clipping == "none":
             return math.inf
@@ -382,7 +401,9 @@ class Plan:
     def for_epsilon(cls, epsilon: float, *, method: Method = "tight", **constants: Any) -> Self:
         """The plan with the least noise whose worst case meets `epsilon`, never above it.
 
-        The target is for clip bound and training together.
+        The target is for clip bound and training together, by the accountant `method`: `"tight"`
+        (the default), `"rdp"` or `"rdp-classic"`. `constants`: everything else that `Plan` takes,
+        but `noise_multiplier` and `phases`. ValueError if no noise meets it.
 
         >>> plan = Plan.for_epsilon(4.0, delta=1e-4, n=1500, batch_size=300, epochs=20,
         ...                         max_grad_norm=1.0)
@@ -453,6 +474,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """The plan whose `to_dict` gave `fields`, with what `json` makes of tuples."""
         phases = tuple((first, changes) for first, changes in fields.get("phases", ()))
         # a plan from before there was a choice
         known = {"sums": "float32", **fields, "phases": phases}

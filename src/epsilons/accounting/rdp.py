@@ -18,6 +18,7 @@ SPACED_ORDERS: NDArray[np.float64] = 1 + np.geomspace(0.2, 4000.0, 150)
 DEFAULT_ORDERS: NDArray[np.float64] = np.union1d(
     SPACED_ORDERS, [*(1 + k / 10 for k in range(1, 100)), *range(12, 64)]
 )
+"""Rényi orders (k,), from 1.1 to 4001, at which RDP is evaluated by default; read-only."""
 for _orders in (SPACED_ORDERS, DEFAULT_ORDERS):
     _orders.flags.writeable = False
 
@@ -37,8 +38,12 @@ def sampled_gaussian_rdp(
 
     An example of norm z under noise of standard deviation σ has the noise multiplier σ/z. The
     divergence for removing is the larger one at every order (Mironov, Talwar & Zhang 2019), so
-    it is the RDP of the step. Leading axes: noise multipliers and sample rates together; last
-    axes: orders.
+    it is the RDP of the step; `direction="add"` has the other.
+
+    `noise_multiplier` (…): standard deviation of the noise over the norm, ≥ 0. `sample_rate` (…):
+    probability p with which the example is drawn, in [0, 1]. `orders` (k,): Rényi orders α > 1, by
+    default `DEFAULT_ORDERS`. The result has the axes of noise multiplier and sample rate,
+    broadcast together, then those of the orders. ValueError for anything outside these ranges.
 
     | noise ∞ (norm 0) or p = 0 | 0     |
     | noise 0                   | ∞     |
@@ -68,6 +73,10 @@ def rdp_epsilon(
         "rdp":         ρ + log1p(−1/α) − (log δ + log α)/(α−1)    (Balle et al. 2020, Thm 21;
                                                                   Canonne et al. 2020, Prop. 12)
         "rdp-classic": ρ + log(1/δ)/(α−1)                         (Mironov 2017, Prop. 3)
+
+    `orders` (k,): Rényi orders α > 1. `rdp` (…, k): the divergence of the whole composition at each
+    of them, which for steps add up. `delta`: δ in (0, 1). `method`: which of the two conversions.
+    ValueError for orders, δ or shapes that are not so.
 
     Guarantee: each is an upper bound of the ε at δ; never negative. A divergence that is 0 at
     every order costs 0; NaN costs ∞.

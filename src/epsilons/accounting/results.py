@@ -26,9 +26,11 @@ class Epsilons:
     """One ε per example, in dataset order; private values, so `repr` shows none of them.
 
     `values` (n,): ε of each example at `delta`, never below that of its norms, whatever the
-    accountant approximated (see `individual_epsilons`). `worst_case`: ε of an example that is at
-    the clip bound in every step. `kind` says what the norms, and so the values, are worth:
-    `exact`, `bound` or `estimate` (`none`: not private).
+    accountant approximated (see `individual_epsilons`). `method`: the accountant, `"tight"`,
+    `"rdp"` or `"rdp-classic"`. `worst_case`: ε of an example that is at the clip bound in every
+    step. `kind` says what the norms, and so the values, are worth: `exact`, `bound` or `estimate`
+    (`none`: not private). ValueError unless `values` have one dimension; they are copied, and the
+    copy can't be written to.
 
     `cautious` (n,): of an estimate from a journal its second reading, else `values`. Where a step
     has no norm of its own, `values` charge it the norm nearest in time: the best estimate, and
@@ -70,7 +72,11 @@ class Epsilons:
         return _rebuilt, (dict(vars(self)),)
 
     def quantile(self, q: float | Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
-        """The q-quantiles of the values; of n private values, hence private."""
+        """Quantiles of the values, at `q` in [0, 1], a number or several: private, as they are.
+
+        Each is one of the values, the next higher one where `q` falls between two. ValueError
+        without examples.
+        """
         if not len(self):
             raise ValueError("no examples, hence no quantile.")
         # Not interpolated: between a finite ε and ∞ there is no value.

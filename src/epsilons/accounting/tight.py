@@ -68,9 +68,12 @@ def tight_epsilon(
 ) -> float:
     """ε at `delta` of a composition of sampled-Gaussian steps; certified, hence never too small.
 
-    One noise multiplier (σ/z of the example), number of steps and sample rate per entry, or a
-    number for all. Neighbours differ by removing or adding the example; the larger ε of the two,
-    unless one `direction` is asked for.
+    `noise_multiplier`: standard deviation of the noise over the norm of the example (σ/z), ≥ 0.
+    `sample_rate`: probability of being drawn, in [0, 1]. `steps`: how many such steps, whole
+    numbers ≥ 0. Of each one per entry of the composition (k,), or a number for all. `delta`: δ in
+    (0, 1). Neighbours differ by removing or adding the example; the larger ε of the two comes back,
+    unless one `direction` (`"remove"`, `"add"`) is asked for. ValueError for anything else; so
+    steps where the rate belongs are no silent mistake.
 
     Guarantee: never below the exact ε, never above the RDP ε (Balle et al. 2020). Within 1e-6
     relative of the exact one if the example is drawn about twice or more in all; a run that

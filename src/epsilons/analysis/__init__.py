@@ -3,10 +3,12 @@
 from epsilons.analysis.attack import Attack, AttackRow, loss_threshold_attack
 from epsilons.analysis.clip_bounds import BoundRow, bounds_of_runs, other_clip_bounds
 from epsilons.analysis.comparison import Comparison, Headline, compare, headline
+from epsilons.analysis.confidence import Interval
 from epsilons.analysis.course import EpsilonCourse, NormCourse, epsilon_course, norm_course
 from epsilons.analysis.estimates import (
     Agreement,
     EstimateError,
+    ScheduleRow,
     estimate_error,
     fewer_refreshes,
 )
@@ -25,8 +27,10 @@ __all__ = [
     "GroupRow",
     "GroupSummary",
     "Headline",
+    "Interval",
     "LossRelation",
     "NormCourse",
+    "ScheduleRow",
     "bounds_of_runs",
     "compare",
     "epsilon_course",

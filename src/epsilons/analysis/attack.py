@@ -19,6 +19,9 @@ FALSE_POSITIVES = 0.01
 class AttackRow:
     """The attack on one group, or on everyone (`group` is None).
 
+    `interval` and `true_positives_interval`: their 95 % intervals. `small`: too few examples for
+    the figures to say much.
+
     `success`: share of right guesses among as many members as non-members; ½ is guessing. `n`:
     members, and non-members, of one split. `true_positives`: share of all members found at 1 %
     false positives.
@@ -35,7 +38,11 @@ class AttackRow:
 
 @dataclass(frozen=True)
 class Attack:
-    """The attack on everyone and on each group of `by`."""
+    """The attack on everyone and on each group of `by`.
+
+    `everyone`: all of them together. `rows`: one per group. `splits`: how
+    many random splits were averaged.
+    """
 
     by: tuple[str, ...]
     everyone: AttackRow
@@ -43,8 +50,11 @@ class Attack:
     splits: int
 
     def of(self, group: str) -> AttackRow:
-        """The row of a group."""
-        return next(row for row in self.rows if row.group == group)
+        """The row of a `group`; ValueError if there is none."""
+        for row in self.rows:
+            if row.group == group:
+                return row
+        raise ValueError(f"no group {group!r}; expected one of {[r.group for r in self.rows]}")
 
 
 def loss_threshold_attack(
@@ -61,6 +71,9 @@ def loss_threshold_attack(
     way round, if there are fewer of those). Each half gets the threshold that is best on the other
     half; success is averaged over both halves and over `splits` random splits, which also draw the
     members anew. The 95 % intervals are Wilson's, for as many guesses as one split makes.
+    `examples` and `test`: training and held-out examples, with their losses. `by`: a column of
+    groups, or several, whose intersections are groups; None: everyone alone. `splits`: by default
+    20, drawn by `seed`. ValueError without losses or with too few examples.
     """
     if examples.losses is None or test is None or test.losses is None:
         raise ValueError(

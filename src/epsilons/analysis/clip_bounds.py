@@ -20,7 +20,12 @@ EXAMPLES = 2000
 
 @dataclass(frozen=True)
 class BoundRow:
-    """One clip bound: ε's, mean ε by group, and the share of steps at which norms exceed it."""
+    """One clip bound: ε's, mean ε by group, and the share of steps at which norms exceed it.
+
+    `max_grad_norm`: the bound. `epsilons`: under it; private. `group_means`: by group, empty if
+    none was asked for. `clipped`: that share, of replayed norms only. `test_accuracy`: of a run
+    that was trained with the bound. `name`: what figures call it.
+    """
 
     max_grad_norm: float
     epsilons: Epsilons
@@ -31,10 +36,12 @@ class BoundRow:
 
     @property
     def label(self) -> str:
+        """Its name in figures: `name`, or the bound."""
         return self.name or f"C = {self.max_grad_norm:.3g}"
 
     @property
     def at_worst_case(self) -> float:
+        """The share of examples at the worst case."""
         return float(self.epsilons.at_worst_case.mean())
 
 
@@ -50,7 +57,10 @@ def other_clip_bounds(
     """The run's norms priced under other clip bounds at the same worst case.
 
     The noise multiplier stays, so that noise grows with the bound. Along the observed models: a
-    training with another bound would see others. Of at most `examples` random examples.
+    training with another bound would see others. Of at most `examples` random examples. `run`: with
+    recorded norms. `by`: a column of groups, or several. `method`: the accountant, `"tight"` (the
+    default), `"rdp"` or `"rdp-classic"`. `factors`: the bounds, as multiples of the run's own.
+    `seed` draws the examples.
     """
     chosen = random_examples(run.plan.n, examples, seed)
     every = replayed(run.journal, chosen)
@@ -73,7 +83,10 @@ def other_clip_bounds(
 
 
 def bounds_of_runs(runs: Sequence[Run], by: str | Sequence[str] | None = None) -> list[BoundRow]:
-    """Runs that were trained with different clip bounds, by ascending bound."""
+    """The figures of `runs` trained with different clip bounds, by ascending bound.
+
+    `by`: a column of groups, or several, for their mean ε's.
+    """
     rows = []
     for run in runs:
         labels = None

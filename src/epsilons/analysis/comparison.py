@@ -23,7 +23,9 @@ from epsilons.runs import Run
 class Headline:
     """What one run comes down to; None where the run does not tell.
 
-    `epsilons` of a run that is not private are ∞.
+    `epsilons` of a run that is not private are ∞. `name` of the folder, `plan`, `test_accuracy` and
+    `train_accuracy` under the final model; `relation` of ε and loss; `summary` of groups; `attack`
+    by loss.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Headline:
 
     @property
     def private(self) -> bool:
+        """Whether the run has noise, so that its ε's are numbers."""
         return self.epsilons.kind != "none"
 
     def numbers(self) -> dict[str, float | None]:
@@ -61,7 +64,9 @@ class Headline:
 class Comparison:
     """Two runs, what their plans differ in, and whether the same examples pay more in both.
 
-    `rank_correlation`: Spearman's, of the ε's of the examples that both runs have.
+    `rank_correlation`: Spearman's, of the ε's of the examples that both runs have. `left` and
+    `right`: the two. `differences`: by field of the plan, its two values. `shared`: how many
+    examples both have, by id.
     """
 
     left: Headline
@@ -72,7 +77,11 @@ class Comparison:
 
 
 def headline(run: Run, by: str | None = None, method: Method = METHODS[0]) -> Headline:
-    """Privacy, accuracy, loss, groups and attack of one run. `by`: the column of groups."""
+    """What one `run` comes down to: privacy, accuracy, loss, groups and attack.
+
+    `by`: the column of groups, if the run has it. `method`: the accountant, `"tight"` (the
+    default), `"rdp"` or `"rdp-classic"`.
+    """
     epsilons = run.epsilons(method=method)
     examples, test = run.examples, run.test
     tested = test is not None and test.losses is not None and examples.losses is not None
@@ -95,7 +104,11 @@ def headline(run: Run, by: str | None = None, method: Method = METHODS[0]) -> He
 def compare(
     left: Run, right: Run, by: str | None = None, method: Method = METHODS[0]
 ) -> Comparison:
-    """Both runs' headlines, and what is different between them."""
+    """Compare two runs: the headlines of `left` and `right`, and what is different between them.
+
+    `by`: the column of groups. `method`: the accountant, `"tight"` (the default), `"rdp"` or
+    `"rdp-classic"`.
+    """
     a, b = (headline(run, by, method) for run in (left, right))
     fields = dataclasses.fields(left.plan)
     pairs = {f.name: (getattr(left.plan, f.name), getattr(right.plan, f.name)) for f in fields}

@@ -16,7 +16,7 @@ _MOST_POSITIONS = 2**22
 
 
 class Interval(NamedTuple):
-    """Where a number lies with 95 % confidence."""
+    """Where a number lies with 95 % confidence: between `low` and `high`."""
 
     low: float
     high: float

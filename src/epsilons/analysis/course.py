@@ -23,7 +23,8 @@ _SHOWN = METHODS[:2]
 class NormCourse:
     """Median norm of each group (refreshes,) at the steps of the refreshes.
 
-    `max_grad_norm`: the bound that they are clipped to, at first; None if they are not.
+    `max_grad_norm`: the bound that they are clipped to, at first; None if they are not. `by`: the
+    columns of groups. `steps` (refreshes,): before which the norms were taken. `medians`: by group.
     """
 
     by: tuple[str, ...]
@@ -36,7 +37,9 @@ class NormCourse:
 class EpsilonCourse:
     """Quantiles of ε, and the worst case by each method, after given numbers of steps.
 
-    From `n` random examples and the norms of refreshes alone.
+    From `n` random examples and the norms of refreshes alone. `method`: of the quantiles. `steps`
+    (moments,): after how many charged steps. `quantiles`: by share, (moments,). `worst_case`: by
+    method, (moments,).
     """
 
     n: int
@@ -47,7 +50,10 @@ class EpsilonCourse:
 
 
 def norm_course(run: Run, by: str | Sequence[str]) -> NormCourse:
-    """Median gradient norm per group over training (paper, Fig. 3)."""
+    """Median gradient norm per group over training (paper, Fig. 3).
+
+    `run`: with recorded norms, else ValueError. `by`: the column of groups, or several.
+    """
     columns = (by,) if isinstance(by, str) else tuple(by)
     labels = group_labels(run.examples, columns)
     steps = run.journal.refreshes_now()
@@ -77,7 +83,12 @@ def epsilon_course(
     moments: int = MOMENTS,
     seed: int = 0,
 ) -> EpsilonCourse:
-    """What had been paid after each of some numbers of steps, up to all that were charged."""
+    """What had been paid after each of some numbers of steps, up to all that were charged.
+
+    `run`: with charged steps, else ValueError. `method`: the accountant, `"tight"` (the default),
+    `"rdp"` or `"rdp-classic"`. `examples`: how many at most, drawn by `seed`; by default 1000.
+    `moments`: after how many numbers of steps, evenly spaced; by default 16.
+    """
     every = replayed(run.journal, random_examples(run.plan.n, examples, seed), sampled=False)
     if not every.length:
         raise ValueError("no steps were charged in this run")

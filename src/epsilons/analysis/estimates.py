@@ -32,8 +32,9 @@ _NOTABLE = 0.01
 class Agreement:
     """Estimated minus exact ε: Pearson's r, mean and worst absolute error, mean error.
 
-    `below`: the share of estimates more than 1 % below the exact ε. `lowest`: how far below the
-    lowest of them is, as an ε; 0 if none is below.
+    Over `n` examples: `pearson` (None: not defined), `mean_error`, `worst_error` and `bias`, the
+    mean of the differences with their signs. `below`: the share of estimates more than 1 % below
+    the exact ε. `lowest`: how far below the lowest of them is, as an ε; 0 if none is below.
     """
 
     n: int
@@ -46,7 +47,8 @@ class Agreement:
 
     @classmethod
     def of(cls, estimated: NDArray[np.float64], exact: NDArray[np.float64]) -> Agreement:
-        """
+        """The agreement of ε's `estimated` (n,) with `exact` ones (n,).
+
         >>> Agreement.of(np.array([1.0, 2.5]), np.array([1.0, 2.0]))
         Agreement(n=2, pearson=1.0, mean_error=0.25, worst_error=0.5, bias=0.25, below=0.0, \
 lowest=0.0)
@@ -66,7 +68,10 @@ lowest=0.0)
 
 @dataclass(frozen=True)
 class ScheduleRow:
-    """What `refreshes` refreshes under `schedule` would have given."""
+    """What `refreshes` refreshes under `schedule` would have given.
+
+    `agreement`: with the reference.
+    """
 
     schedule: str
     refreshes: int
@@ -78,9 +83,10 @@ class EstimateError:
     """Estimates against a better reference, for some examples; their values are private.
 
     `reference`: `"every step"` (exact, for followed examples) or `"all refreshes"` (itself an
-    estimate; then `estimated` is from every second refresh). `others`: from the same journal,
-    under fewer refreshes and both schedules. `cautious`: the agreement of the other reading, where
-    the reference is exact.
+    estimate; then `estimated` is from every second refresh). `others`: from the same journal, under
+    fewer refreshes and both schedules. `agreement`: of `estimated` (m,) with the reference, `exact`
+    (m,). `cautious`: the agreement of the other reading, where the reference is exact.
+    `worst_case`: of an example at the clip bound.
     """
 
     reference: str
@@ -99,7 +105,9 @@ def estimate_error(
 
     The estimate is the run's own, by the norm nearest in time. `others`: ε of the followed norms at
     the refreshes of other schedules alone, as such a run would have had it without norms of sampled
-    examples. `epsilons`: the run's ε's by the same method, if they are at hand.
+    examples. `epsilons`: the run's ε's by the same method, if they are at hand. `run`: with
+    followed examples. `method`: the accountant, `"tight"` (the default), `"rdp"` or
+    `"rdp-classic"`. ValueError without them, and under individual clipping.
     """
     plan, journal = run.plan, run.journal
     if plan.clipping != "max":
@@ -138,8 +146,10 @@ def fewer_refreshes(
 ) -> EstimateError:
     """ε from every second, fourth and eighth refresh against ε from all, for random examples.
 
-    For runs in which nobody was followed: where halving the refreshes changes little, doubling
-    them would have changed less. Norms of drawn examples are left out.
+    For runs in which nobody was followed: where halving the refreshes changes little, doubling them
+    would have changed less. Norms of drawn examples are left out. `run`: with at least three
+    records of norms, else ValueError. `method`: the accountant, `"tight"` (the default), `"rdp"` or
+    `"rdp-classic"`. `examples`: how many at most, drawn by `seed`; by default 2000.
     """
     if run.plan.clipping != "max":
         raise ValueError(f"clipping={run.plan.clipping!r} leaves no estimates to check")

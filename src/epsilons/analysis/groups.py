@@ -26,9 +26,14 @@ SMALL = 30
 
 @dataclass(frozen=True)
 class GroupRow:
-    """One group. `interval`, `accuracy_interval`: 95 %, bootstrap and Wilson.
+    """One group: its examples, ε's, loss and accuracy.
+
+    `group`: its label. `n` and `test_n`: how many examples it has, training and held out.
+    `mean_epsilon`, and `quantiles` by share. `train_loss` and `test_accuracy`: means under the
+    final model; None if not known.
 
     `at_worst_case`: the share of its examples at the worst case. `small`: too few examples.
+    `interval`, `accuracy_interval`: of the mean ε and of the accuracy, 95 %, bootstrap and Wilson.
     """
 
     group: str
@@ -49,7 +54,8 @@ class Gap:
     """By how many % the least accurate group's mean ε exceeds the most accurate group's.
 
     Equally accurate groups count as one, named with commas in between: choosing among them would
-    make the gap whatever one likes.
+    make the gap whatever one likes. `least_accurate` and `most_accurate`: their names. `percent`:
+    the gap, with its 95 % `interval`.
     """
 
     least_accurate: str
@@ -62,8 +68,9 @@ class Gap:
 class GroupSummary:
     """The groups of `by`, by ascending mean ε; gap and correlation leave small groups out.
 
-    `rank_correlation`: Spearman's, of the groups' test accuracy and mean ε; −1 if the worse a
-    group is served, the less private it is.
+    `rank_correlation`: Spearman's, of the groups' test accuracy and mean ε; −1 if the worse a group
+    is served, the less private it is. `rows`: one per group. `gap`: between the least and the most
+    accurate; None with fewer than two.
     """
 
     by: tuple[str, ...]
@@ -79,6 +86,7 @@ class GroupSummary:
 
     @property
     def name(self) -> str:
+        """The columns in words, joined by ×."""
         return " × ".join(self.by)
 
 
@@ -95,7 +103,9 @@ def group_summary(
     """Privacy and accuracy of each group of one column, or of each intersection of several.
 
     `seed` draws the bootstrap. Groups are those of the training examples; a group without held-out
-    examples has no accuracy.
+    examples has no accuracy. `epsilons` of the training `examples`; `test`: held-out ones, or None;
+    all with the column `by`, or columns. `small`: below so many examples a group is small; by
+    default 30. `resamples`: how many of the bootstrap; by default 1000.
 
     >>> people = Examples(ids=range(4), groups={"sex": ["F", "M", "F", "M"]})
     >>> found = Epsilons(values=np.array([3.0, 1.0, 5.0, 1.0]), delta=1e-5, method="rdp",
@@ -123,7 +133,10 @@ def group_summary(
 
 
 def group_labels(examples: Examples, columns: Sequence[str]) -> NDArray[np.str_]:
-    """The group (n,) of each example; of several columns, their labels joined by ×."""
+    """The group (n,) of each of `examples`, by `columns`; of several, their labels joined by ×.
+
+    ValueError for a column that is not there.
+    """
     for column in columns:
         if column not in examples.groups:
             known = ", ".join(examples.groups) or "none"

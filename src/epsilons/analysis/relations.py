@@ -17,7 +17,8 @@ class LossRelation:
 
     `pearson` is that of ε and log loss (the paper's), `pearson_below_worst` leaves out the examples
     at the worst case, `spearman` needs no shape. None: not defined, because all are equal.
-    `left_out`: examples whose loss has no logarithm. `epsilons` and `losses` are private.
+    `left_out`: examples whose loss has no logarithm. `epsilons` and `losses` are private. `n`: how
+    many examples are in it. `worst_case`: of an example at the clip bound.
     """
 
     n: int
@@ -32,14 +33,16 @@ class LossRelation:
     losses: NDArray[np.float64] = field(repr=False)
 
     def predicted(self, losses: ArrayLike) -> NDArray[np.float64]:
-        """ε on the fitted line, for losses > 0."""
+        """ε on the fitted line, for `losses` > 0; ValueError if there is no line."""
         if self.slope is None or self.intercept is None:
             raise ValueError("all losses are equal, hence there is no fitted line")
         return np.asarray(self.intercept + self.slope * np.log(losses))
 
 
 def loss_relation(epsilons: Epsilons, losses: ArrayLike | None) -> LossRelation:
-    """Relation of ε (n,) and final training losses (n,); the fit is least squares on log loss.
+    """Relation of `epsilons` and final training `losses` (n,): least squares on log loss.
+
+    ValueError for a run that is not private, and without losses.
 
     >>> loss = np.exp([0.0, 1.0, 2.0])
     >>> found = Epsilons(values=np.array([1.0, 3.0, 5.0]), delta=1e-5, method="rdp", kind="exact",

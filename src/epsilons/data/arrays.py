@@ -23,6 +23,8 @@ def npz(file: str | os.PathLike[str], *, test_share: float = 0.2, seed: int = 0)
 
     Bytes are scaled to [0, 1]. `ids` and `owners` name the examples, `classes` the labels; every
     other array (n,) is a group. The held-out ones end in `_test`. No pickled object is read.
+    `file`: its path. `test_share`: held out, drawn by `seed`, if there is no `x_test`; by default
+    0.2. ValueError for arrays that don't fit.
     """
     path = Path(file)
     if not path.is_file():

@@ -14,7 +14,10 @@ _TEST_SHARE = 0.2
 
 
 def digits(*, seed: int = 0) -> Data:
-    """1,437 training and 360 held-out 8×8 images as vectors in [0, 1], grouped by class."""
+    """1,437 training and 360 held-out 8×8 images as vectors in [0, 1], grouped by class.
+
+    `seed`: draws which are held out.
+    """
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(labels))
     held_out = int(len(labels) * _TEST_SHARE) + 1

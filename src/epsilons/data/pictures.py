@@ -35,7 +35,8 @@ def image_folder(
 
     `folder` has one folder per class, or `train` and `test` that have them. Without `test`, a
     `test_share` is held out by `seed`. Ids are paths below the folder. All pictures are held in
-    memory, 12·size² bytes each.
+    memory, 12·size² bytes each. `size`: to which width and height they are scaled, by default 32.
+    ValueError where there are no pictures.
     """
     root = _folder(folder)
     apart = (root / "train").is_dir() and (root / "test").is_dir()
@@ -63,6 +64,8 @@ def utkface(
     Files are named `[age]_[gender]_[race]_[date].jpg` (https://susanqq.github.io/UTKFace), in
     `folder` or below it; a file with another name is skipped and counted. Age asks for under 30.
     `balanced` leaves out faces at random until both labels are equally many within each race.
+    `size`: width and height, by default 32. `test_share`: held out, by default 0.2, drawn by
+    `seed`.
     """
     if task not in ("gender", "age"):
         raise ValueError(f"task={task!r}; expected 'gender' or 'age'")

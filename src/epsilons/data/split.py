@@ -20,7 +20,9 @@ class Data:
     """A data set with what travels with it, split into training and held-out examples.
 
     `classes` are the names of the labels 0, 1, …; `checksums` maps each file that was read to the
-    SHA-256 of its content (private); `skipped` counts files that were left out.
+    SHA-256 of its content (private); `skipped` counts files that were left out. `train` and `test`:
+    data sets of pairs (input, label). `examples` and `test_examples`: who they are, in the same
+    order. Without held-out examples `test` is None.
     """
 
     train: Dataset[Any]
@@ -86,7 +88,7 @@ def held_out(n: int, share: float, seed: int) -> tuple[NDArray[np.int64], NDArra
 
 
 def fewer(data: Data, n: int, seed: int = 0) -> Data:
-    """The same data with `n` of the training examples, chosen by `seed`."""
+    """The same `data` with `n` of the training examples, chosen by `seed`, in their order."""
     total = len(data.examples)
     if not 1 <= n <= total:
         raise ValueError(f"{n} training examples asked for; expected 1 to {total}")

@@ -51,13 +51,15 @@ def csv(
 ) -> Data:
     """Rows of a CSV file with a header, as vectors with values in [0, 1].
 
+    `file`: its path.
+
     `target` is the column to predict, one of `classes`. Columns named by `id` (default: the line
     number) and `owner` are no inputs; neither are those in `ignore`. `groups` travel with the
     examples, and are inputs too unless ignored. Numbers are scaled from `ranges` (lowest, highest)
-    and cut off there; texts are one-hot by `categories`, all zero for one that is not listed, and
-    a warning says how many those are.
-    `learn_encoding` takes ranges, categories and classes that are not given from the data.
-    Without `test_file`, a `test_share` is held out by `seed`.
+    and cut off there; texts are one-hot by `categories`, all zero for one that is not listed, and a
+    warning says how many those are. `learn_encoding` takes ranges, categories and classes that are
+    not given from the data. Without `test_file`, a `test_share` is held out by `seed`. ValueError,
+    which names line and column, for cells, columns and options that don't fit.
     """
     path = Path(file)
     sums: dict[str, str] = {}

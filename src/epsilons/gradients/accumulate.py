@@ -6,14 +6,16 @@ output gradient arrives; gradients of several uses are added before the norm is 
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from epsilons.gradients.clip_factors import add_up, widest_dtype
+from epsilons.gradients.compile import is_traced
 from epsilons.gradients.parameter_use import ParameterUse
 from epsilons.gradients.rules.derived import ClosedForm, Standardised
 from epsilons.gradients.rules.registry import (
@@ -32,6 +34,7 @@ from epsilons.gradients.weights import Weight, roots_of
 
 _KEEP_MATERIALIZED = 3.0  # times the operands' bytes
 _HALF = 2**20
+_CONTIGUOUS = torch.contiguous_format
 _NARROW = 1024  # gradients of fewer numbers are put side by side, since every call costs
 _Key = TypeVar("_Key")
 
@@ -140,12 +143,14 @@ class Accumulator:
         self._materialize_if_small(use)
         group.closed_form = derivation.closed_form(use.rule, use.g, products)
         squares, cancelled = group.closed_form.squares, group.closed_form.cancelled
-        self.squares += squares.where(~cancelled, 0.0)
+        self.squares += squares.where(~cancelled, math.nan if is_traced(cancelled) else 0.0)
 
     def _by_example(self, group: Group) -> list[slice]:
         """The examples whose gradients are pulled back one by one, in ranges of one shape."""
         if group.closed_form is None:
             return chunks(len(self.squares), self._bytes(group))
+        if is_traced(group.closed_form.cancelled):
+            return []  # their norms are NaN, and they are done again
         cancelled = group.closed_form.cancelled.nonzero().flatten().tolist()
         return [slice(i, i + 1) for i in cancelled]
 
@@ -187,10 +192,10 @@ class Accumulator:
             pulled = _vjp(
                 [w.tensor for w in derived], [self.parameters[n] for n in names], gradients, batched
             )
-            own = pulled if batched else _unshared(pulled)
-            for name, gradient in zip(names, own, strict=True):
-                if gradient is not None:
-                    _add(result, name, precise(gradient))
+            for name, gradient in zip(names, pulled, strict=True):
+                if gradient is not None:  # autograd may return views, and sums are changed in place
+                    own = gradient if batched else gradient.clone(memory_format=_CONTIGUOUS)
+                    _add(result, name, precise(own))
         return result
 
     def clipped_sum(self, factors: Tensor, finite: Tensor | None) -> dict[str, Tensor]:
@@ -352,19 +357,6 @@ def _vjp(
             None if column[0] is None else torch.stack([c for c in column if c is not None])
             for column in zip(*each, strict=True)
         ]
-
-
-def _unshared(gradients: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
-    """The gradients in memory of their own, to be changed in place: autograd may return views."""
-    taken = set[int]()
-    for gradient in gradients:
-        if gradient is None:
-            yield None
-            continue
-        memory = gradient.untyped_storage()
-        whole = memory.nbytes() == gradient.nbytes and memory.data_ptr() not in taken
-        taken.add(memory.data_ptr())
-        yield gradient if whole else gradient.clone(memory_format=torch.contiguous_format)
 
 
 def _groups(uses: Sequence[ParameterUse]) -> list[Group]:

@@ -17,7 +17,14 @@ from torch.overrides import TorchFunctionMode
 
 from epsilons.gradients.clip_factors import clip_factors
 from epsilons.gradients.isolation import undisturbed
-from epsilons.gradients.norms import LossFn, backward_pass, example_count, examples, trainable
+from epsilons.gradients.norms import (
+    LossFn,
+    backward_pass,
+    clipped_pass,
+    example_count,
+    examples,
+    trainable,
+)
 from epsilons.gradients.random_loss import SEED, NoDropout, is_random
 from epsilons.gradients.trees import tensors_in
 
@@ -70,6 +77,40 @@ def batch_invariant(
         and _agree(torch.cat(chosen), torch.cat(norms).view(torch.int64))
         and _agree(probed, seen)
         and all(_same_bits(sums[0][name], other[name]) for other in sums for name in other)
+    )
+
+
+def compiled_batch_invariant(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    size: int,
+    *,
+    arrangements: int = ARRANGEMENTS,
+    probes: int = PROBES // 2,
+) -> bool:
+    """The same of compiled passes, as far as these let one see.
+
+    Norms and losses of all examples and what the first adds to a sum, also at random positions.
+    """
+    parameters = trainable(model)
+    device = next(iter(parameters.values())).device
+    count = example_count(batch)
+    rows, sums = [], []
+    with undisturbed(model, device, SEED):
+        chosen = _arranged(count, size)[:arrangements]
+        for _ in range(probes):
+            its = torch.randint(count, (size,))
+            its[torch.randint(size, ())] = 0
+            chosen.append(its)
+        for its in chosen:
+            part = examples(batch, its.to(device))
+            alone = (torch.arange(size) == _last_of_first(its)).double()
+            found = clipped_pass(parameters, model, loss_fn, part, alone, compile=True)
+            sums.append(found.sums)
+            rows.append(torch.stack([found.norms.cpu(), found.losses.cpu()], 1).view(torch.int64))
+    return _agree(torch.cat(chosen), torch.cat(rows)) and all(
+        _same_bits(sums[0][name], other[name]) for other in sums for name in other
     )
 
 

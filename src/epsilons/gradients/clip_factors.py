@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from epsilons.accounting.sums import NORM_ERROR
+from epsilons.gradients.compile import is_traced
 
 _TINY = sys.float_info.min
 
@@ -26,13 +27,13 @@ def widest_dtype(device: torch.device) -> torch.dtype:
 def clip_factors(squares: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Norms, and min(1, C_i / (‖g_i‖ · (1 + 1e-4))): (B,), of the widest dtype, like the squares.
 
-    0 where the norm is not finite. Which norms are comes last, (B,); None if all.
+    0 where the norm is not finite. Which norms are comes last, (B,); None if all, and in a graph.
     """
     norms = squares.sqrt()
     upper = (norms * (1 + NORM_ERROR)).clamp_(min=_TINY)
     factors = (bounds / upper).clamp_(max=1.0).nan_to_num_(nan=0.0)
     finite = norms.isfinite()
-    if bool(finite.all()):
+    if is_traced(finite) or bool(finite.all()):
         return norms, factors, None
     return norms, factors.where(finite, 0.0), finite
 

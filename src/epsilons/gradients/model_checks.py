@@ -48,13 +48,18 @@ class MixedExamples(UnsupportedLayer):
 
 @dataclass(frozen=True)
 class ModelCheck:
-    """What the check learned: whether the loss draws, as with dropout (None: not asked)."""
+    """What the check learned: whether the loss draws, as with dropout (None: not asked).
+
+    It is in `random_loss`.
+    """
 
     random_loss: bool | None
 
 
 def check_model(model: nn.Module, loss_fn: LossFn | None = None, batch: Any = None) -> ModelCheck:
     """Raise `UnsupportedLayer` with every problem and its remedy; else say what was learned.
+
+    Layers of `model` that are known to let one example change another's gradient are always found.
 
     With `loss_fn` and a `batch`, its first three examples, the first of them twice, are compared
     with autograd, one example at a time: losses, gradient norms and clipped sums. Losses of its
@@ -115,6 +120,28 @@ def expect_separate(
     return random
 
 
+def expect_equal_losses(
+    model: nn.Module, loss_fn: LossFn, together: Any, apart: list[Any], *, least: float = _LEAST
+) -> None:
+    """Raise `MixedExamples` if losses of a batch are not those of its examples, each a batch.
+
+    They may be padded differently. Dropout is left out; a loss that draws even so, or is not
+    finite, is not compared. Differences below `least` are rounding.
+    """
+    device = next(iter(trainable(model).values())).device
+    with undisturbed(model, device, SEED) as restore, NoDropout(device.type) as quiet:
+        if is_random(model, loss_fn, together, restore):
+            return
+        with torch.enable_grad():
+            among = batch_losses(model, loss_fn, together).detach()
+            restore()
+            for k, one in enumerate(apart):
+                alone = batch_losses(model, loss_fn, one).detach()
+                restore()
+                if alone.isfinite().all() and among[k].isfinite():
+                    _compare("losses", alone, among[k : k + 1], quiet.tolerance, least=least)
+
+
 def _among_namesakes(model: nn.Module, loss_fn: LossFn, batch: Any, crowd: Tensor) -> Tensor:
     """Losses of the crowd in the company of one more: the second example with the first's label.
 
@@ -145,7 +172,8 @@ def replace_batch_norm(model: nn.Module, groups: int = 16) -> nn.Module:
     """The model with a GroupNorm in the place of every BatchNorm, same scale and shift.
 
     `groups` is reduced to divide the channels into groups of two or more. The layers are replaced
-    in the model itself; build the optimizer afterwards.
+    in the model itself; build the optimizer afterwards. `model` comes back, or a GroupNorm where it
+    is a BatchNorm itself.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 24, 3), nn.BatchNorm2d(24))
     >>> replace_batch_norm(model)[1].num_groups
@@ -287,9 +315,10 @@ def _compare(
         raise MixedExamples(
             f"{what} of a batch are not those of its examples by themselves (off by "
             f"{float(apart / size):.1g} of the largest). A layer or the loss mixes examples "
-            "(BatchNorm, a mean over the batch, weights by how often a class is in the batch), the "
-            "examples are not along dimension 0, the model keeps state between calls, or a rule "
-            "given to norm_rule is wrong."
+            "(BatchNorm, a mean over the batch, weights by how often a class is in the batch, "
+            "padding to the longest of a batch without an attention mask), the examples are not "
+            "along dimension 0, the model keeps state between calls, or a rule given to norm_rule "
+            "is wrong."
         )
 
 

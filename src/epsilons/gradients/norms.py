@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -21,12 +21,14 @@ from torch.utils.data import default_collate
 from epsilons.gradients.accumulate import Accumulator
 from epsilons.gradients.batch_dim.dims import BATCH_FIRST
 from epsilons.gradients.clip_factors import clip_factors, widest_dtype
+from epsilons.gradients.compile import Clipped, Compile, check_compile, compiled_pass, repays
 from epsilons.gradients.isolation import in_order, undisturbed
 from epsilons.gradients.rules.registry import UnsupportedLayer, without_autocast
 from epsilons.gradients.tracer import PresumedWrongly, Tracer
 from epsilons.gradients.trees import swapped, tensors_in
 
 LossFn = Callable[[nn.Module, Any], Tensor]
+"""One loss per example: called with model and batch, it gives a tensor (B,)."""
 Sums = Literal["float64", "float32"]  # the dtype of sums over examples
 
 
@@ -52,8 +54,14 @@ def clipped_gradients(
     *,
     micro_batch: int | None = None,
     sums: Sums = "float64",
+    compile: Compile = "auto",
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The sum of clipped per-example gradients by parameter name, and the norms (B,).
+
+    `loss_fn(model, batch)`: one loss per example, (B,). `batch`: tensors, also in tuples and
+    dictionaries, with the examples along dimension 0. `bounds`: C_i ≥ 0 of each example (B,), or
+    one for all, up to ∞. Gradients are those of the parameters of `model` that require one; `.grad`
+    is left alone.
 
         Σ_i g_i · min(1, C_i / (‖g_i‖ · (1 + 1e-4)))
 
@@ -63,24 +71,23 @@ def clipped_gradients(
 
     `micro_batch`: how many examples are in memory at once; None: the whole batch. `sums`: the dtype
     of the sum over examples. With `"float64"` every pass has exactly `micro_batch` examples, the
-    last one being padded with copies that don't count: then what an example adds does not depend
-    on the others, as far as the kernels allow (`docs/sums.md`). With `"float32"` nothing is padded
-    and gradients are summed as they come, which is faster; rounding may then let one example move
-    the sum by more than its bound.
+    last one being padded with copies that don't count: then what an example adds does not depend on
+    the others, as far as the kernels allow (`docs/sums.md`). With `"float32"` nothing is padded and
+    gradients are summed as they come, which is faster; rounding may then let one example move the
+    sum by more than its bound. `compile`: whether passes are compiled by torch; `"auto"`: if this
+    call has so many that it repays (`docs/norms.md`). Then they are padded with either dtype.
+    `UnsupportedLayer` where no per-example gradient exists or can be had; ValueError for losses and
+    bounds that don't fit.
     """
     check_loss_fn(loss_fn)
+    check_compile(compile)
+    size = micro_batch or max(example_count(batch), 1)
+    compile = repays(compile, model, loss_fn, batch, size, example_count(batch) // size)
     found = clipped_pass(
-        trainable(model), model, loss_fn, batch, bounds, micro_batch=micro_batch, sums=sums
-    )
+        trainable(model), model, loss_fn, batch, bounds, micro_batch=micro_batch, sums=sums,
+        compile=compile,
+    )  # fmt: skip
     return found.sums, found.norms
-
-
-class Clipped(NamedTuple):
-    """A batch's clipped sum by parameter name; norms and losses (B,) of its examples."""
-
-    sums: dict[str, Tensor]
-    norms: Tensor
-    losses: Tensor
 
 
 def clipped_pass(
@@ -92,32 +99,29 @@ def clipped_pass(
     *,
     micro_batch: int | None = None,
     sums: Sums = "float64",
+    compile: bool = False,
 ) -> Clipped:
     """`clipped_gradients` for who knows the model's `trainable` parameters, with the losses."""
-    device = next(iter(parameters.values())).device
+    device = _place(parameters)
     _check_sums(sums, device)
     count = example_count(batch)
     limits = _bounds(bounds, count, device)
     size = max(count, 1) if micro_batch is None else micro_batch
     if size < 1:
         raise ValueError(f"micro_batch={micro_batch} is not a number of examples; expected ≥ 1.")
-    dtype = torch.float64
-    if sums == "float32" and not any(p.dtype == dtype for p in parameters.values()):
-        dtype = torch.float32
+    run = partial(compiled_pass, one_pass) if compile else one_pass
     totals: dict[str, Tensor] | None = None
     norms, losses = [limits.new_empty(0)], [limits.new_empty(0)]
     for start in range(0, count, size):
         rows = torch.arange(start, min(start + size, count), device=device)
         its, taken = limits[rows], len(rows)
-        if sums == "float64":
+        if sums == "float64" or compile:
             rows = padded(rows, size)
             its = torch.cat([its, its.new_zeros(size - taken)])
         # Chosen even if it is all of them: of one layout in memory whatever the batch's is.
-        whole = sums == "float32" and taken == count
+        whole = len(rows) == count and sums == "float32"
         part = batch if whole else examples(batch, rows)
-        accumulated, found = backward_pass(model, loss_fn, part, parameters, keep=True)
-        lengths, factors, finite = clip_factors(accumulated.squares, its)
-        clipped = accumulated.clipped_sum(factors.to(dtype), finite)
+        clipped, lengths, found = run(sums, parameters, model, loss_fn, part, its)
         if totals is None:
             totals = clipped
         else:
@@ -125,6 +129,7 @@ def clipped_pass(
         norms.append(lengths[:taken])
         losses.append(found[:taken])
     if totals is None:
+        dtype = _dtype(parameters, sums)
         totals = {name: torch.zeros_like(p, dtype=dtype) for name, p in parameters.items()}
     return Clipped(totals, torch.cat(norms), torch.cat(losses))
 
@@ -137,6 +142,10 @@ def whole_rows(count: int) -> int:
 def padded(rows: Tensor, size: int) -> Tensor:
     """The rows, and the first of them again up to `size`."""
     return torch.cat([rows, rows[:1].expand(size - len(rows))])
+
+
+def _place(parameters: dict[str, Tensor]) -> torch.device:
+    return next(iter(parameters.values())).device
 
 
 def _check_sums(sums: str, device: torch.device) -> None:
@@ -159,15 +168,22 @@ def gradient_norms(
     collate_fn: Callable[[list[Any]], Any] = default_collate,
     progress: Callable[[int, int], None] | None = None,
     seed: int = 0,
+    compile: Compile = "auto",
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Every example's gradient norm at the current model, (n,) float64 in dataset order.
 
+    `loss_fn(model, batch)`: one loss per example, (B,). Of all parameters of `model` that require a
+    gradient, together.
+
     `data` is a map-style dataset, or tensors (also in tuples and dictionaries) with the examples
-    along dimension 0, or a `DataLoader` that goes through its data set in order. The model runs
-    in the mode it is in; its random draws (dropout) come from `seed` and not from the global
+    along dimension 0, or a `DataLoader` that goes through its data set in order. The model runs in
+    the mode it is in; its random draws (dropout) come from `seed` and not from the global
     generators. Model, buffers, gradients and generators are left as they were, also by an
     exception. `progress(done, total)` is called after every batch. A norm that isn't finite is
-    returned as it is.
+    returned as it is. `batch_size`: how many examples are in a pass. `device`: must be the model's,
+    where batches are put. `collate_fn`: as for a `DataLoader`. `compile`: whether passes are
+    compiled by torch; `"auto"`: if the data are so many that it repays (`docs/norms.md`).
+    `UnsupportedLayer` where no per-example gradient exists or can be had.
 
     >>> model = torch.nn.Linear(2, 1, bias=False)
     >>> loss_fn = lambda model, x: model(x).squeeze(1)
@@ -175,8 +191,9 @@ def gradient_norms(
     array([5., 1.])
     """
     check_loss_fn(loss_fn)
+    check_compile(compile)
     parameters = trainable(model)
-    place = next(iter(parameters.values())).device
+    place = _place(parameters)
     if device is not None and torch.device(device).type != place.type:
         raise ValueError(
             f"device={device} but the model is on {place}; move the model there first."
@@ -189,12 +206,14 @@ def gradient_norms(
         for batch in batches:
             moved = {id(t): t.to(place) for t in tensors_in(batch)}
             batch, count = swapped(batch, moved), example_count(batch)
-            size = size or min(batch_size, whole_rows(count))
+            if not size:
+                size = min(batch_size, whole_rows(count))
+                compile = repays(compile, model, loss_fn, batch, size, total // max(size, 1))
             if count:  # all passes have one shape and layout: see `clipped_gradients`
                 rows = torch.arange(count, device=place)
                 batch = examples(batch, padded(rows, max(size, count)))
-            found = batch_norms(model, loss_fn, batch)[:count]
-            norms[done : done + count] = found.cpu().numpy()
+            found = batch_norms(model, loss_fn, batch, compile=compile is True and count > 0)
+            norms[done : done + count] = found[:count].cpu().numpy()
             done += count
             restore()
             if progress is not None:
@@ -204,9 +223,34 @@ def gradient_norms(
     return norms
 
 
-def batch_norms(model: nn.Module, loss_fn: LossFn, batch: Any) -> Tensor:
+def batch_norms(model: nn.Module, loss_fn: LossFn, batch: Any, *, compile: bool = False) -> Tensor:
     """The gradient norms of one batch, (B,), on the model's device."""
-    return backward_pass(model, loss_fn, batch, trainable(model), keep=False)[0].squares.sqrt()
+    run = partial(compiled_pass, one_pass) if compile else one_pass
+    return run("float64", trainable(model), model, loss_fn, batch, None).norms
+
+
+def one_pass(
+    sums: Sums,
+    parameters: dict[str, Tensor],
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    limits: Tensor | None,
+) -> Clipped:
+    """The clipped sum of a batch in memory; without `limits`, clip bounds (B,), no sum."""
+    keep = limits is not None
+    accumulated, losses = backward_pass(model, loss_fn, batch, parameters, keep=keep)
+    if limits is None:
+        return Clipped({}, accumulated.squares.sqrt(), losses)
+    norms, factors, finite = clip_factors(accumulated.squares, limits)
+    factors = factors.to(_dtype(parameters, sums))
+    return Clipped(accumulated.clipped_sum(factors, finite), norms, losses)
+
+
+def _dtype(parameters: dict[str, Tensor], sums: Sums) -> torch.dtype:
+    """That of the sums; float64 parameters keep theirs."""
+    wide = sums == "float64" or any(p.dtype == torch.float64 for p in parameters.values())
+    return torch.float64 if wide else torch.float32
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:

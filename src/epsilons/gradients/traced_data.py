@@ -40,6 +40,7 @@ class TracedData:
         self.count, self.presume = count, presume
         # By id; the reference tells a tensor from a later one that was given its id.
         self._known: dict[int, Known] = {}
+        self._apart: dict[int, weakref.ref[Tensor]] = {}
 
     def mark(self, tensor: Tensor, batch_dim: BatchDim | None, presumed: bool = False) -> None:
         """Take a tensor for data with this batch dimension; None: nobody knows which."""
@@ -62,12 +63,24 @@ class TracedData:
         if presumable and out.shape[0] == self.count:
             self.mark(out, BATCH_FIRST, presumed=True)
 
+    def mark_apart(self, out: Any) -> None:
+        """Know what has a gradient, though of neither weights nor data: of a leaf made on the way.
+
+        peft makes a parameter of a frozen weight's transpose, for one.
+        """
+        for part in tensors_in(out):
+            if part.requires_grad:
+                self._apart[id(part)] = weakref.ref(part)
+
     def find(self, tensor: Tensor) -> Known | None:
         """What is known of a tensor; None if it is no data."""
         known = self._known.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return known
         if tensor.requires_grad and not tensor.is_leaf:
+            apart = self._apart.get(id(tensor))
+            if apart is not None and apart() is tensor:
+                return None
             # From what can't be traced, such as an autograd.Function of the model's own.
             rows = self.presume and tensor.dim() > 0 and tensor.shape[0] == self.count
             return weakref.ref(tensor), BATCH_FIRST if rows else None, rows

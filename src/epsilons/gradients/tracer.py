@@ -152,7 +152,9 @@ class Tracer(TorchFunctionMode):
         out = func(*args, **kwargs)
         if data:
             self.data.mark_outputs(func, args, kwargs, data, out, presumed)
-        elif not tensors:
+        elif tensors:
+            self.data.mark_apart(out)
+        else:
             self.data.mark_constant(out)
         return out
 

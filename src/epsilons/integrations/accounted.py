@@ -25,6 +25,7 @@ from epsilons.randomness import Randomness
 from epsilons.release.ledger import renew_ledger
 from epsilons.runs import Run, publish_plan
 from epsilons.training.identity import LOSS, identity, loss_identity
+from epsilons.training.movement import MOVED_BY, Movement
 from epsilons.training.norm_passes import PASS_BATCH, NormPasses
 from epsilons.training.run_folder import begin_run, named, reopened_run, seal_run
 from epsilons.training.sampling import Collate
@@ -79,15 +80,20 @@ class Accounted:
                     own_steps=False,
                     collate_fn=collate_fn,
                 )
-        self._alone = ExitStack()
-        self._alone.enter_context(alone_in(run.private))
-        if resumed:
-            _go_back(run, taken)
-        elif recorded_identity(run.journal) is None:
-            record_identity(run.journal, me)
+        self._repeated: int | None = None  # the step that an earlier run went back to
+        with ExitStack() as held:
+            held.enter_context(alone_in(run.private))
+            if resumed:
+                _expect_same_source(run, randomness)
+                self._repeated = _go_back(run, taken)
+            if recorded_identity(run.journal) is None:
+                record_identity(run.journal, me)
+            self._alone = held.pop_all()
         self.run: Run = run
         renew_ledger(run)
         self._model = model
+        early = run.journal.steps_charged < MOVED_BY
+        self._movement = Movement(model) if early else None
         self._passes = NormPasses(
             run,
             model,
@@ -119,7 +125,11 @@ class Accounted:
         """
         journal = self.run.journal
         step = journal.steps_charged
-        refreshed = journal.plan.refresh_due(step) and step not in journal.refreshes_now()
+        if self._movement is not None:
+            self._movement = self._movement.after(step)
+        # restored weights may be others than those that were measured at this step
+        known = step != self._repeated and step in journal.refreshes_now()
+        refreshed = journal.plan.refresh_due(step) and not known
         if refreshed:
             norms = self._passes.of_all(step, seed=step)
             if on_norms is not None:
@@ -128,7 +138,10 @@ class Accounted:
         journal.charge(step, anchored=refreshed)
 
     def epsilons(self, delta: float | None = None) -> Epsilons:
-        """ε of every example for the steps taken so far, in data set order."""
+        """ε of every example for the steps taken so far, in data set order.
+
+        `delta`: by default the plan's.
+        """
         return self.run.epsilons(delta)
 
     def close(self) -> None:
@@ -151,8 +164,17 @@ def _expect_first_step(taken: int | None) -> None:
         )
 
 
-def _go_back(run: Run, taken: int | None) -> None:
-    """Set an earlier run to the loop's next step; what it has beyond is charged again."""
+def _expect_same_source(run: Run, randomness: Randomness | None) -> None:
+    then = run.journal.randomness
+    if randomness is not None and randomness != then:
+        raise ValueError(
+            f"{run.path} was begun with {then}, and the loop now has {randomness}; what is said of "
+            "the run's guarantee would be false. Go on as it was begun"
+        )
+
+
+def _go_back(run: Run, taken: int | None) -> int | None:
+    """Set an earlier run to the loop's next step, which is returned if steps are charged again."""
     charged = run.journal.steps_charged
     if taken is None:
         raise ValueError(
@@ -164,11 +186,14 @@ def _go_back(run: Run, taken: int | None) -> None:
             f"the loop has taken {taken} steps, and {run.path} knows {charged}: "
             f"{taken - charged} would be missing. Give the run folder that has them"
         )
-    if taken < charged:
-        run.journal.restart(taken)
-        warnings.warn(
-            f"{run.path} goes on at step {taken}, where the loop is; it has {charged} steps, of "
-            f"which the last {charged - taken} are charged again",
-            stacklevel=4,
-        )
+    if taken == charged:
+        publish_plan(run)  # in case a crash came before
+        return None
+    run.journal.restart(taken)
     publish_plan(run)
+    warnings.warn(
+        f"{run.path} goes on at step {taken}, where the loop is; it has {charged} steps, of "
+        f"which the last {charged - taken} are charged again",
+        stacklevel=4,
+    )
+    return taken

@@ -83,7 +83,8 @@ def attach(
     Works with hooks, functorch and ghost modes and with `BatchMemoryManager`. Refused: batches that
     are not Poisson samples, per-layer and adaptive clipping, distributed training, a rate that
     differs between loader and accountant, steps taken before, and rate, noise or bound that change
-    during training.
+    during training. `optimizer` and `data_loader`: the other two that `make_private` returned.
+    `examples`: names of the examples (ids, owners, groups); by default 0 to n − 1.
     """
     hooks = grad_sample_hooks(model)
     optimizer = dp_optimizer(optimizer)
@@ -123,6 +124,8 @@ class AttachedToOpacus(Accounted):
     """The accounting of an Opacus loop; see `attach`.
 
     `.close()` lets the optimizer go; its next step, if there is one, warns that the run has ended.
+    `hooks`, `optimizer`, `sampler`, `loss_fn`, `dataset`, `plan` and `options` are what `attach`
+    found. `.run`: the run folder.
     """
 
     def __init__(
@@ -152,24 +155,35 @@ class AttachedToOpacus(Accounted):
 
     @property
     def closed(self) -> bool:
+        """Whether the run was ended by `close`."""
         return self._closed
 
     def epsilons(self, delta: float | None = None) -> Epsilons:
+        """ε of every example for the steps taken so far, in data set order.
+
+        `delta`: by default that of `attach`. ValueError if steps were taken that the journal
+        doesn't know.
+        """
         if not self._closed:
             self._expect_whole()
         return super().epsilons(delta)
 
     def close(self) -> None:
+        """End the run: its weights are saved, its journal is sealed. Again: nothing happens.
+
+        ValueError if steps were taken that the journal doesn't know.
+        """
         if not self._closed:
             self._expect_whole()
             super().close()
 
     def leave(self) -> None:
+        """Let the run go as it is, to be gone on with later, and the optimizer as it was before."""
         super().leave()
         self.let_go()
 
     def let_go(self) -> None:
-        """The optimizer as it was before accounting was attached."""
+        """Give the optimizer back the hook that it had before accounting was attached."""
         if self._optimizer.step_hook == self._on_step:
             self._optimizer.attach_step_hook(self._before)
 

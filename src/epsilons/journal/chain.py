@@ -15,7 +15,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -114,30 +114,40 @@ class Chain:
     ) -> None:
         """Append an entry, which is on disk when this returns, and publish the anchor.
 
-        `anchored=False` leaves the anchor to a later entry. Inside `transaction` the entry is on
-        disk when that block is left, and `publish` is the caller's to call.
+        `anchored=False` leaves the anchor to a later entry. Whenever a signal comes, the entry is
+        on disk or was never there: one statement writes it, outside any transaction.
         """
         if not self._writable:
             raise ValueError(f"{self.path} was opened for reading; open it with writable=True")
-        if self._connection.in_transaction:
-            _insert(self._connection, kind, facts, indices, norms)
-            return
-        with self.transaction():
-            _insert(self._connection, kind, facts, indices, norms)
+        self._roll_back()
+        appended = False
+        while not appended:  # again if another process was first
+            with suppress(sqlite3.IntegrityError):
+                self.insert(kind, facts, indices, norms)
+                appended = True
         if anchored:
             self.publish()
+
+    def insert(self, kind: str, facts: dict[str, Any], indices: bytes, norms: bytes) -> None:
+        """Append an entry inside `transaction`; `publish` is the caller's to call, after it."""
+        _insert(self._connection, kind, facts, indices, norms)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Lock out other writers until the block is left; then its entries are on disk."""
-        self._connection.execute("BEGIN IMMEDIATE")
+        self._roll_back()
         try:
+            self._connection.execute("BEGIN IMMEDIATE")
             yield
             self._connection.execute("COMMIT")
-        except BaseException:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            raise
+        finally:
+            self._roll_back()
+
+    def _roll_back(self) -> None:
+        """End a transaction that is open still; a signal may leave one between any two lines."""
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+            self._last_cache.clear()
 
     def publish(self) -> None:
         """Write length and head of the chain to its anchor."""
@@ -206,6 +216,13 @@ class Chain:
         if self._anchor is not None:
             published = _parsed_anchor(self._anchor, _read(self._anchor))
             _write_anchor(self._anchor, published._replace(seal=_file_digest(self.path)))
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the file on disk takes no more entries."""
+        # asked of SQLite: closing the file ourselves would drop the locks of its connections
+        with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)) as now:
+            return bool(now.execute("PRAGMA journal_mode").fetchone() != ("wal",))
 
     def verify(self) -> tuple[int, bool]:
         """The number of entries and whether the file is sealed; ValueError if it was changed."""

@@ -37,6 +37,10 @@ class Journal:
     Algorithm 2 of the paper: `record` appends norms of a step; `charge` appends steps that are
     taken. Which norm holds at the steps between two records is decided when they are priced (see
     `accounting.holding`). Steps charged before the first record are priced at the clip bound.
+
+    Made by `create` or `open`, which find the `chain` of entries; a context manager, which closes
+    it. `.plan`; `.ids` (n,) of the examples in data set order; `.margin`, what is added to recorded
+    norms (None in a journal of an earlier version, whose loop did it).
     """
 
     def __init__(self, chain: Chain) -> None:
@@ -63,14 +67,15 @@ class Journal:
         seed: int | None = None,
         randomness: Randomness | None = None,
     ) -> Self:
-        """A new journal, mode 0600. `ids` (n,) name the examples in data set order.
+        """A new journal at `path`, mode 0600, for a run of `plan`; ValueError if a file is there.
 
-        `margin`: what `record` adds to norms, by default enough for any model; see `Margin`.
-        `columns`: owners, groups and digests of the examples (see `examples.packed`).
-        `random_loss`: the loss is random (dropout); `random_data`: the data set returns an example
-        differently each time (augmentation). Either makes norms of a refresh differ from those of
-        the step; if it is found out later, `record_random` appends it. `batch_invariant`: what an
-        example adds to a sum was tested not to depend on its batch, to the last bit
+        `ids` (n,) name the examples in data set order, by default 0 to n − 1. `margin`: what
+        `record` adds to norms, by default enough for any model; see `Margin`. `columns`: owners,
+        groups and digests of the examples (see `examples.packed`). `random_loss`: the loss is
+        random (dropout); `random_data`: the data set returns an example differently each time
+        (augmentation). Either makes norms of a refresh differ from those of the step; if it is
+        found out later, `record_random` appends it. `batch_invariant`: what an example adds to a
+        sum was tested not to depend on its batch, to the last bit
         (`training.steps_are_batch_invariant`); else floating-point effects of the sum are not
         covered. `anchor`: the file in which the head of the chain is published. `salt`: 32 bytes,
         random by default; given, with the `seed` that is recorded, for reproducible runs.
@@ -96,7 +101,9 @@ class Journal:
     ) -> Self:
         """The journal at `path`; for reading, a snapshot that later entries don't change.
 
-        `writable`: to append entries, which a sealed journal does not allow.
+        `writable`: to append entries, which a sealed journal does not allow. `anchor`: the public
+        file in which the head of the chain is published, with which `check` compares it. ValueError
+        if there is no journal.
         """
         path = Path(path)
         if not path.is_file():
@@ -108,6 +115,7 @@ class Journal:
 
     @property
     def path(self) -> Path:
+        """The SQLite file."""
         return self._chain.path
 
     @property
@@ -116,6 +124,7 @@ class Journal:
         return Randomness.recorded(self._opening.facts)
 
     def close(self) -> None:
+        """Close the file; nothing can be read or appended any more."""
         self._chain.close()
 
     def __enter__(self) -> Self:
@@ -127,10 +136,11 @@ class Journal:
     def record(self, step: int, norms: ArrayLike, indices: ArrayLike | None = None) -> None:
         """Record gradient norms of the models before `step`.
 
-        Norms as they were computed: the journal adds its `margin`, and what it then holds is what
+        `norms` as they were computed: the journal adds its `margin`, and what it then holds is what
         is priced. Without `indices`: norms (n,) of all examples, a refresh, before the step is
         charged. With `indices`: norms of examples sampled at `step`, after it is charged (see
         `record_some`). NaN is priced at the clip bound. Recording the same again changes nothing.
+        ValueError for another shape, a negative norm or a step at which they can't be recorded.
         """
         if indices is not None:
             self.record_some("sampled", step, [np.asarray(indices)], [np.asarray(norms)])
@@ -144,20 +154,21 @@ class Journal:
         indices: Sequence[NDArray[Any]],
         norms: Sequence[NDArray[Any]],
     ) -> None:
-        """Record norms of some examples at the charged steps `first`, `first` + 1, …
+        """Record norms of some examples at the charged steps `first`, `first` + 1, and so on.
 
-        `"sampled"`: of the examples in each step's batch, records beside those of refreshes. Under
-        individual clipping they raise: a threshold must not depend on who was sampled.
-        `"followed"`: of the same examples at every step; they change no ε of `epsilons`.
+        `indices` and `norms`: an array (k,) of each per step. `kind` is `"sampled"` or
+        `"followed"`. `"sampled"`: of the examples in each step's batch, records beside those of
+        refreshes. Under individual clipping they raise: a threshold must not depend on who was
+        sampled. `"followed"`: of the same examples at every step; they change no ε of `epsilons`.
         """
         norm_records.append_some(self._chain, self._opening, kind, first, indices, norms)
 
     def record_random(self, what: Random, step: int) -> None:
         """Record that norms of a refresh differ from those of a step, from `step` on or earlier.
 
-        `"loss"`: the loss is random. `"data"`: an example differed when it was fetched again.
-        `"norms"`: an example had a larger gradient in a step than was charged for it. Individual
-        ε's are estimates then. Recording it again changes nothing.
+        `what` it is: `"loss"`: the loss is random. `"data"`: an example differed when it was
+        fetched again. `"norms"`: an example had a larger gradient in a step than was charged for
+        it. Individual ε's are estimates then. Recording it again changes nothing.
         """
         assumptions.append_random(self._chain, self._opening, what, step)
 
@@ -198,19 +209,28 @@ class Journal:
         charges.append_charge(self._chain, self.plan, first, last, anchored=anchored)
 
     def bounds(self, step: int, indices: ArrayLike) -> NDArray[np.float64]:
-        """Clip bounds (k,) of the examples `indices` at a charged step, for `private_step`.
+        """Clip bounds (k,) of the examples `indices` at the charged `step`, for `private_step`.
 
         Under individual clipping each example's threshold, as it is priced; else the common bound.
+        ValueError if the step is not charged.
         """
         return norm_records.clip_bounds(self._chain, self.plan, step, indices)
 
     def restart(self, step: int) -> None:
-        """Go back to `step`: steps from there on are charged again, and everyone pays again."""
+        """Go back to `step`: steps from there on are charged again, and everyone pays again.
+
+        ValueError for a step that is not charged yet.
+        """
         charges.append_restart(self._chain, step)
 
     def seal(self) -> None:
         """End the journal: no entry can be appended, and `check` finds any changed byte."""
         self._chain.seal()
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the journal was ended, by whichever process."""
+        return self._chain.sealed
 
     @property
     def steps_charged(self) -> int:
@@ -241,7 +261,8 @@ class Journal:
         """ε of an example at the clip bound in every step charged: the DP guarantee of the run.
 
         `until`: as it will be before step `until`, by default as it is now. Of a whole run it is
-        the plan's worst case, unless steps were charged again. `releases` as for `Plan.worst_case`.
+        the plan's worst case, unless steps were charged again. `method`, `delta` (by default the
+        plan's) and `releases` as for `Plan.worst_case`.
         """
         return recorded_epsilons.worst_case(
             self._chain, self.plan, method, until=until, delta=delta, releases=releases
@@ -261,7 +282,7 @@ class Journal:
         return tuple(entry.facts["step"] for entry in self._chain.entries("refresh"))
 
     def refreshes_now(self) -> tuple[int, ...]:
-        """The same without refreshes of steps that a restart went back before."""
+        """The steps of `refreshes`, without those that a restart went back before."""
         return tuple(entry.facts["step"] for entry in charges.current_refreshes(self._chain))
 
     @property
@@ -270,7 +291,10 @@ class Journal:
         return sum(1 for _ in self._chain.entries("restart"))
 
     def norms(self, step: int) -> NDArray[np.float64]:
-        """The norms (n,) of all examples recorded at `step`, the latest of several, with margin."""
+        """The norms (n,) of all examples recorded at `step`, the latest of several, with margin.
+
+        ValueError if none were.
+        """
         return norm_records.norms_of_all(self._chain, step)
 
     def histories(
@@ -295,7 +319,11 @@ class Journal:
     def constants(
         self, *, sampled: bool = True, only: ArrayLike | None = None, hold: Hold = "nearest"
     ) -> Constants:
-        """Sample rate, noise and clip bound of each row of `histories` for the same arguments."""
+        """Sample rate, noise and clip bound (rows,) of the rows of `histories`.
+
+        With the same `sampled`, `only` and `hold`. The noise is `noise_std`, in units of the
+        gradient.
+        """
         return norm_records.row_constants(
             self._chain, self.plan, sampled=sampled, only=only, hold=hold
         )
@@ -312,14 +340,16 @@ class Journal:
     ) -> Epsilons:
         """ε of every example for the steps charged so far, in data set order.
 
+        `delta`: by default the plan's. `method`: the accountant, `"tight"` (the default), `"rdp"`
+        or `"rdp-classic"`. `sampled=False` leaves out norms of sampled examples. `only`: ascending
+        indices of examples; their values are the same as among all, and nothing is computed for the
+        others. `releases`: everything released beside the training; by default the plan's clip
+        bound, as in `worst_case`.
+
         `hold`: which record a step without one of its own is charged: the nearest in time, the
         larger of its two neighbours (`"cautious"`) or the one before it (`"previous"`, the
         paper's). By default `values` are by the nearest, and those of an estimate have a second
         reading, `cautious`. What is no estimate is the same for all.
-
-        `only`: ascending indices of examples; their values are the same as among all, and nothing
-        is computed for the others. `releases`: everything released beside the training; by default
-        the plan's clip bound, as in `worst_case`.
         """
         return recorded_epsilons.epsilons(
             self._chain,
@@ -335,12 +365,15 @@ class Journal:
     def followed(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Indices (m,) and norms (charged steps, m) of the followed examples.
 
-        A charged step without their norms has the clip bound.
+        A charged step without their norms has the clip bound. ValueError if none were followed.
         """
         return norm_records.followed(self._chain, self.plan)
 
     def followed_epsilons(self, delta: float | None = None, method: Method = "tight") -> Epsilons:
-        """ε of the followed examples from their norms at every step, in `followed`'s order."""
+        """ε of the followed examples from their norms at every step, in `followed`'s order.
+
+        `delta` and `method` as for `epsilons`. ValueError if none were followed.
+        """
         return recorded_epsilons.followed_epsilons(self._chain, self._opening, delta, method)
 
     def check(self) -> tuple[int, bool]:
@@ -352,7 +385,10 @@ class Journal:
             return self._chain.verify()
 
     def verify(self) -> Verified:
-        """The same, with every ε computed anew."""
+        """Validate the journal as `check` does, with every ε computed anew.
+
+        ValueError if anything was changed.
+        """
         entries, sealed = self.check()
         with undamaged(self.path):
             return Verified(entries, self.steps_charged, sealed, self.epsilons())

@@ -32,10 +32,14 @@ from epsilons.journal.intervals import (
 from epsilons.journal.opening import Opening
 
 SomeKind = Literal["sampled", "followed"]
+"""Which examples have norms recorded beside refreshes: those of each batch, or the same ones."""
 
 
 class Constants(NamedTuple):
-    """Sample rate, noise and clip bound of the steps that each row of norms holds for: (rows,)."""
+    """What holds for the steps that each row of norms stands for: arrays (rows,).
+
+    `sample_rate`, `noise_std` (in units of the gradient) and clip `bound`.
+    """
 
     sample_rate: NDArray[np.float64]
     noise_std: NDArray[np.float64]

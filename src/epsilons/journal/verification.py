@@ -12,7 +12,11 @@ from epsilons.accounting.results import Epsilons
 
 
 class Verified(NamedTuple):
-    """A journal that passed: its numbers of entries and charged steps, and its ε's priced anew."""
+    """What was found of a journal that passed `Journal.verify`.
+
+    `entries`: how many it has. `steps`: how many are charged. `sealed`: whether it has ended.
+    `epsilons`: ε of every example, priced anew.
+    """
 
     entries: int
     steps: int

@@ -8,12 +8,18 @@ from torch import nn
 
 
 def logistic_regression(features: int, classes: int) -> nn.Sequential:
-    """One linear layer on the flattened input (logistic regression under cross-entropy)."""
+    """One linear layer on the flattened input (logistic regression under cross-entropy).
+
+    `features`: how many numbers an input has. `classes`: how many outputs.
+    """
     return nn.Sequential(nn.Flatten(), nn.Linear(features, classes))
 
 
 def mlp(features: int, classes: int, hidden: Sequence[int] = (512, 512)) -> nn.Sequential:
     """A multi-layer perceptron with ReLU between its layers, on the flattened input.
+
+    `features`: how many numbers an input has. `classes`: how many outputs. `hidden`: the widths of
+    the layers between.
 
     >>> sum(p.numel() for p in mlp(784, 10).parameters())
     669706

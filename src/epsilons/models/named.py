@@ -23,7 +23,11 @@ NAMES = ("logistic", "mlp", *_PICTURE_NETWORKS)
 def network(
     name: str, shape: Sequence[int], classes: int, *, hidden: Sequence[int] | None = None
 ) -> nn.Module:
-    """A new network for inputs of `shape` and so many classes; `hidden` are the widths of an mlp.
+    """A new network for inputs of `shape` and so many `classes`; `hidden` are the widths of an mlp.
+
+    `name`: one of `logistic`, `mlp`, `tanh_cnn`, `resnet20` and `wrn16_4`, as in a settings file.
+    `shape`: of one example. ValueError for a name that is not known, and inputs or widths that
+    don't fit.
 
     >>> network("mlp", (64,), 10, hidden=[32])
     Sequential(

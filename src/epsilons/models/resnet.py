@@ -28,7 +28,10 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Three stages of `blocks` blocks each, of 16, 32 and 64 channels."""
+    """Three stages of `blocks` blocks each, of 16, 32 and 64 channels.
+
+    `channels` of the images, `classes` to tell apart, `groups` of each GroupNorm.
+    """
 
     def __init__(self, blocks: int, channels: int, classes: int, groups: int) -> None:
         super().__init__()
@@ -52,6 +55,8 @@ class ResNet(nn.Module):
 
 def resnet20(channels: int = 3, classes: int = 10, groups: int = 8) -> ResNet:
     """ResNet20 (He et al. 2016, Section 4.2) with GroupNorm where it had BatchNorm.
+
+    `channels` of the images, `classes` to tell apart; `groups` of each GroupNorm.
 
     >>> sum(p.numel() for p in resnet20().parameters())
     269722

@@ -9,6 +9,8 @@ from torch import nn
 def tanh_cnn(channels: int = 1, size: int = 28, classes: int = 10) -> nn.Sequential:
     """Two convolutions and two linear layers with tanh (Papernot et al. 2020, Table 1).
 
+    `channels` and `size` (width and height) of the images, `classes` to tell apart.
+
     Written for 28 × 28 images of one channel; other sizes only change the first linear layer.
 
     >>> sum(p.numel() for p in tanh_cnn().parameters())

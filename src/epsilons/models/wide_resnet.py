@@ -49,7 +49,11 @@ class PreActivationBlock(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """Depth 6·blocks + 4, `factor` times as wide as a ResNet."""
+    """Depth 6·blocks + 4, `factor` times as wide as a ResNet.
+
+    `blocks` per stage. `channels` of the images, `classes` to tell apart, `groups` of each
+    GroupNorm.
+    """
 
     def __init__(self, blocks: int, factor: int, channels: int, classes: int, groups: int) -> None:
         super().__init__()
@@ -75,6 +79,9 @@ def wide_resnet(
     depth: int = 16, factor: int = 4, channels: int = 3, classes: int = 10, groups: int = 16
 ) -> WideResNet:
     """WRN-depth-factor as De et al. 2022 train it privately; the default is WRN16-4.
+
+    `depth`: 6·blocks + 4, else ValueError. `factor`: how many times as wide as a ResNet. `channels`
+    of the images, `classes` to tell apart; `groups` of each GroupNorm.
 
     >>> sum(p.numel() for p in wide_resnet().parameters())
     2753402

@@ -64,7 +64,10 @@ class GridNoise:
 
         Noise is drawn in the order of `sums` and of each tensor's logical layout. Results have the
         dtype and device of their sums, half precision becoming float32. With `std` 0 the sums come
-        back in their own dtype, divided, without noise or privacy.
+        back in their own dtype, divided, without noise or privacy. `std`: standard deviation of the
+        noise, in units of the sums. `divisor`: what the noisy sums are divided by, > 0, by default
+        1. ValueError for a sum that is not finite or too large for the grid; its noise is then
+        drawn again.
         """
         if not 0 < divisor < math.inf:
             raise ValueError(f"divisor={divisor} must be a finite number > 0.")
@@ -99,7 +102,7 @@ class SeededNoise(GridNoise):
     """The same noise for the same seed, on every machine.
 
     For experiments. Whoever knows the seed can take the noise away. It differs from `SecureNoise`
-    in the key alone.
+    in the key alone. `seed`: an int.
     """
 
     def __init__(self, seed: int) -> None:

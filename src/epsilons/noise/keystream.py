@@ -42,7 +42,8 @@ class Keystream:
 
     `Keystream.secret(purpose)` has a key from the operating system, `Keystream.seeded(seed,
     purpose)` one that everybody who knows the seed can compute. The key is in no `repr`, and the
-    stream can't be pickled or copied.
+    stream can't be pickled or copied. `key`: 32 bytes. `purpose`: up to 8 bytes, that say what the
+    bits are for. `seeded`: whether somebody else could compute the key. ValueError for others.
 
     >>> stream = Keystream.seeded(7, b"noise")
     >>> stream
@@ -72,12 +73,15 @@ class Keystream:
 
     @classmethod
     def secret(cls, purpose: bytes) -> Keystream:
-        """A stream whose key comes from the operating system."""
+        """A stream for `purpose`, up to 8 bytes, whose key comes from the operating system."""
         return cls(os.urandom(KEY_BYTES), purpose)
 
     @classmethod
     def seeded(cls, seed: int, purpose: bytes) -> Keystream:
-        """A stream whose key is SHA-256 of the seed: reproducible, and so not secret."""
+        """A stream whose key is SHA-256 of `seed`: reproducible, and so not secret.
+
+        `purpose`: up to 8 bytes, that say what the bits are for.
+        """
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise TypeError(f"seed={seed!r} must be an int; a secret key needs none")
         return cls(hashlib.sha256(_SEED_LABEL + b"%d" % seed).digest(), purpose, seeded=True)
@@ -98,7 +102,10 @@ class Keystream:
         return self._position
 
     def fork(self, purpose: bytes) -> Keystream:
-        """Another stream of the same key, from its start."""
+        """Another stream of the same key, from its start, for another `purpose`.
+
+        ValueError for the stream's own purpose, whose bits would repeat.
+        """
         self._alive()
         if _nonce(purpose) == self._nonce:
             raise ValueError(f"purpose {purpose!r} is this stream's own: its bits would repeat")
@@ -134,7 +141,10 @@ class Keystream:
         return first
 
     def fill_at(self, position: int, words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The same from byte `position` on, wherever the stream is; safe in several threads."""
+        """Fill `words` as `fill` does, from byte `position` on; safe in several threads.
+
+        The stream itself stays where it is.
+        """
         self._alive()
         _encrypt_zeros(self._cipher_at(_checked(position)), words)
         return words

@@ -1,9 +1,9 @@
 """What leaves the curator's hands: to the owner, and to everyone; and the budget that guards it."""
 
-from epsilons.release.budget import Budget, Cost, Limit, OverBudget, releases_of
+from epsilons.release.budget import Budget, Cost, Entry, Limit, OverBudget, Spent, releases_of
 from epsilons.release.clip_bound import ClipBound, median_cost, release_median_norm
 from epsilons.release.ledger import renew_ledger, verify_ledger, write_ledger
-from epsilons.release.owner import Statement, meaningful, owner_statement
+from epsilons.release.owner import Record, Statement, meaningful, owner_statement
 from epsilons.release.persons import Persons, person_worst_case, persons
 from epsilons.release.quantiles import Estimate
 from epsilons.release.statistics import (
@@ -20,12 +20,15 @@ __all__ = [
     "Budget",
     "ClipBound",
     "Cost",
+    "Entry",
     "Estimate",
     "Limit",
     "OverBudget",
     "Part",
     "Persons",
     "Publication",
+    "Record",
+    "Spent",
     "Statement",
     "Statistics",
     "Total",

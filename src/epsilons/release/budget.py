@@ -49,7 +49,11 @@ class OverBudget(ValueError):
 
 @dataclass(frozen=True)
 class Limit:
-    """What the clip bound and all publications of a run together may cost: (ε, δ)."""
+    """What the clip bound and all publications of a run together may cost: (ε, δ).
+
+    Both `epsilon` (by default 1) > 0 and `delta` (by default 1e-5) in (0, 1), else ValueError. A
+    budget keeps the limit that it was made with.
+    """
 
     epsilon: float = 1.0
     delta: float = 1e-5
@@ -61,7 +65,11 @@ class Limit:
 
 @dataclass(frozen=True)
 class Cost:
-    """The price of a release: promised (ε, δ), kept by noise of total μ in `draws` numbers."""
+    """The price of a release: promised (ε, δ), kept by noise of total μ in `draws` numbers.
+
+    `epsilon`, `delta`: what is promised. `units`: μ² in units of 10⁻¹⁵, so that sums are exact.
+    Made by `Cost.of`; costs add up as Gaussian releases do, not by adding ε's.
+    """
 
     epsilon: float
     delta: float
@@ -71,6 +79,9 @@ class Cost:
     @classmethod
     def of(cls, epsilon: float, delta: float, draws: int) -> Self:
         """The most precise release of at most `draws` noisy numbers that is (ε, δ)-DP.
+
+        ValueError if the pair of `epsilon` and `delta` leaves room for no noise that is worth
+        drawing.
 
         >>> round(Cost.of(0.1, 1e-5, draws=1).mu, 5)
         0.03252
@@ -82,17 +93,22 @@ class Cost:
 
     @property
     def mu(self) -> float:
+        """The μ of a Gaussian release of this cost."""
         return self.releases.mu
 
     @property
     def releases(self) -> Releases:
-        """What it adds to a composition."""
+        """The cost as releases, which compose with a training."""
         return _releases(self.units, self.draws)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the ledger; `answer` is None while it is charged and not yet drawn."""
+    """One line of the ledger; `answer` is None while it is charged and not yet drawn.
+
+    `number`: from 1. `asked`: when, in UTC. `question`: as it was given. `epsilon`, `delta`,
+    `units` and `draws`: those of its `Cost`.
+    """
 
     number: int
     asked: str
@@ -106,7 +122,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Spent:
-    """What has been released so far, added up: μ, and the distance of its noise from Gaussian."""
+    """What has been released so far, added up: μ, and the distance of its noise from Gaussian.
+
+    `units`: μ² in units of 10⁻¹⁵. `draws`: how many noisy numbers. `questions`: how many were
+    charged.
+    """
 
     units: int
     draws: int
@@ -114,11 +134,12 @@ class Spent:
 
     @classmethod
     def of_run(cls, run_path: str | os.PathLike[str]) -> Self:
-        """What the run has let out; reading it makes no budget where there is none."""
+        """What the run at `run_path` has let out; no budget is made where there is none."""
         return cls.on(recorded(run_path).entries)
 
     @classmethod
     def on(cls, entries: Sequence[Entry]) -> Self:
+        """What `entries` cost together."""
         return cls(
             sum(entry.units for entry in entries),
             sum(entry.draws for entry in entries),
@@ -127,16 +148,20 @@ class Spent:
 
     @property
     def releases(self) -> Releases:
-        """What it adds to a composition."""
+        """What was spent, as releases, which compose with a training."""
         return _releases(self.units, self.draws)
 
     def epsilon(self, delta: float) -> float:
-        """ε at δ of everything let out beside the training."""
+        """ε of everything let out beside the training, at `delta`."""
         return self.releases.epsilon(delta)
 
 
 def releases_of(run: Run) -> Releases:
-    """Everything that the run has let out beside its training: clip bound and publications."""
+    """Everything that `run` has let out beside its training: clip bound and publications.
+
+    It enters the worst case and every individual ε that is told from now on. ValueError if the
+    budget was changed.
+    """
     return Spent.of_run(run.path).releases.at_least(run.plan.clip_bound)
 
 
@@ -172,6 +197,9 @@ class Budget:
     """The account of one run, at `path`; made with `limit` where it is not there yet.
 
     The limit is fixed when the budget is made. `anchor`: where the head of its chain is published.
+    `limit`: what everything together may cost, by default (1, 1e-5). `path`: its SQLite file. A
+    context manager, which closes it. ValueError if it was changed, deleted, put back from an
+    earlier time, or made with another limit.
     """
 
     def __init__(
@@ -198,7 +226,11 @@ class Budget:
 
     @classmethod
     def of_run(cls, run_path: str | os.PathLike[str], limit: Limit | None = None) -> Self:
-        """The budget of the run folder; ValueError if it knows less than the public half."""
+        """The budget of the run folder; ValueError if it knows less than the public half.
+
+        `run_path`: the folder of the run. `limit`: for a budget that is not there yet, by default
+        (1, 1e-5).
+        """
         published, anchor, file = _published(run_path), _anchor(run_path), _file(run_path)
         if published and not file.exists():
             raise ValueError(_gone(file))
@@ -212,6 +244,7 @@ class Budget:
         return budget
 
     def close(self) -> None:
+        """Close the file; nothing can be asked any more."""
         self._chain.close()
 
     def __enter__(self) -> Self:
@@ -222,6 +255,9 @@ class Budget:
 
     def ask(self, question: Mapping[str, Any], cost: Cost, answer: Callable[[], Answer]) -> Answer:
         """The answer to the question: the stored one, or a new one charged first.
+
+        `question`: what is asked, as plain values; the same values are the same question. `answer`:
+        called without arguments to draw what `json` can write, once it is charged.
 
         Raises `OverBudget`, and charges nothing, where less than `cost` is left.
         """
@@ -240,12 +276,13 @@ class Budget:
             assert found is not None
             if found.answer is None:
                 facts = {"to": found.number, "answer": drawn}
-                self._chain.append("answer", facts, b"", b"")
+                self._chain.insert("answer", facts, b"", b"")
         self._chain.publish()
         return _read(drawn) if found.answer is None else found.answer
 
     @property
     def spent(self) -> Spent:
+        """What everything charged so far costs together."""
         return Spent.on(self.entries())
 
     def entries(self) -> list[Entry]:
@@ -264,14 +301,17 @@ class Budget:
     def _note_ledger(self, digest: str) -> None:
         """Note the SHA-256 of the public ledger, which was just written, inside `alone`."""
         if self._ledger != digest:
-            self._chain.append("ledger", {"sha256": digest}, b"", b"")
+            self._chain.insert("ledger", {"sha256": digest}, b"", b"")
 
     def _publish(self) -> None:
         """Publish the head of the chain as it stands."""
         self._chain.publish()
 
     def left(self, delta: float) -> float:
-        """The ε at δ that one more question may cost, rounded down to four digits."""
+        """The ε at δ that one more question may cost, rounded down to four digits.
+
+        `delta` in (0, 1) is that of the question.
+        """
         return self._left(self.spent, delta)
 
     def _left(self, spent: Spent, delta: float) -> float:
@@ -297,7 +337,7 @@ class Budget:
                 f"δ = {cost.delta:g}. Ask with a smaller ε, or a question answered before."
             )
         asked = datetime.now(UTC).isoformat(timespec="seconds")
-        self._chain.append("charge", {"asked": asked, "question": key, **asdict(cost)}, b"", b"")
+        self._chain.insert("charge", {"asked": asked, "question": key, **asdict(cost)}, b"", b"")
 
 
 def discard(budget: Budget) -> None:

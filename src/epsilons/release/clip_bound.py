@@ -22,7 +22,11 @@ _LEAST_IN_NOISE = 20.0
 
 @dataclass(frozen=True)
 class ClipBound:
-    """A private median norm, its 95 % interval, and what it cost."""
+    """A private median norm, its 95 % interval, and what it cost.
+
+    `value`: the bound, in units of the gradient. `low`, `high`: the interval. `cost`: for a plan's
+    `clip_bound_mu` and `clip_bound_distance`, as `cost.releases`.
+    """
 
     value: float
     low: float
@@ -30,7 +34,10 @@ class ClipBound:
     cost: Cost
 
     def charge(self, budget: Budget) -> None:
-        """Enter the clip bound into a run's budget; once, however often it is called."""
+        """Enter the clip bound into a run's `budget`; once, however often it is called.
+
+        `OverBudget` where less is left; ValueError if it has another clip bound of the same cost.
+        """
         answer = {"value": self.value, "low": self.low, "high": self.high}
         stored = budget.ask(_question(self.cost), self.cost, lambda: answer)
         if stored != answer:
@@ -38,7 +45,10 @@ class ClipBound:
 
 
 def median_cost(epsilon: float, delta: float) -> Cost:
-    """What the median costs that is (ε, δ)-DP."""
+    """What the median costs that is (`epsilon`, `delta`)-DP.
+
+    To know the plan's worst case before the median is drawn.
+    """
     return Cost.of(epsilon, delta, two_stage_draws(1))
 
 
@@ -46,6 +56,9 @@ def release_median_norm(
     norms: ArrayLike, *, epsilon: float = 0.1, delta: float = 1e-5, budget: Budget | None = None
 ) -> ClipBound:
     """The median of the n norms, (ε, δ)-DP for one record added or removed, n public.
+
+    `norms` (n,), `epsilon` (by default 0.1), `delta` (by default 1e-5). ValueError where n is too
+    small for the noise.
 
     NaN and ∞ count as large. With a `budget` it is charged there first, and asked again it is the
     same. Without one (the run is not there yet), `ClipBound.charge` enters it; until then the

@@ -36,10 +36,10 @@ _COMPOSITION = (
 
 
 def write_ledger(run: Run, budget: Budget) -> Path:
-    """Write the public ledger as the budget stands, and the checksums; say where the ledger is.
+    """Write the public ledger of `run` as the `budget` stands, and the checksums.
 
-    Of several that write at the same time the one that knows most stays, if it is noted in the
-    budget: one that someone edited is replaced.
+    Its path comes back. Of several that write at the same time the one that knows most stays, if it
+    is noted in the budget: one that someone edited is replaced.
     """
     file = run.path / "public" / LEDGER
     with budget._transaction():
@@ -54,9 +54,10 @@ def write_ledger(run: Run, budget: Budget) -> Path:
 
 
 def renew_ledger(run: Run) -> None:
-    """Bring the public ledger up to date: training may have begun, or gone on.
+    """Bring the public ledger of `run` up to date: training may have begun, or gone on.
 
-    Where nothing was let out it says so, and no budget is made.
+    Where nothing was let out it says so, and no budget is made. ValueError if the budget was
+    changed.
     """
     if Spent.of_run(run.path).questions:
         with Budget.of_run(run.path) as budget:
@@ -78,10 +79,11 @@ def _write_first(run: Run, page: dict[str, Any]) -> None:
 
 
 def verify_ledger(run: Run) -> None:
-    """ValueError if the public ledger or its checksum is not what was last written.
+    """Check that the public ledger of `run` and its checksum are what was last written.
 
-    The budget has noted its digest. A ledger that is not noted, since a crash came between or
-    nothing was ever charged, must be the one that would be written now.
+    ValueError if not. The budget has noted the digest of the ledger. A ledger that is not noted,
+    since a crash came between or nothing was ever charged, must be the one that would be written
+    now.
     """
     wrong = _wrong(run)
     for _ in range(_LOOKS):

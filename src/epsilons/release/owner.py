@@ -28,7 +28,10 @@ LEAST_DELTA = 1e-24  # no δ below is asked for: see `accounting.sums.delta_with
 
 @dataclass(frozen=True)
 class Record:
-    """One record: ε along the observed training, alone and with everything let out since."""
+    """One record: ε along the observed training, alone and with everything let out since.
+
+    `id`: its name. `training_epsilon`: of the training alone. `epsilon`: with everything let out.
+    """
 
     id: str
     training_epsilon: float
@@ -44,6 +47,11 @@ class Statement:
     `repeated_steps` were charged again after restarts, and are paid for beside `steps`. `others`:
     runs whose cost is added up; `unmatched` records were not found in all of them, and `elsewhere`
     records of the owner in them are not in this run: their ε there is in the worst case alone.
+    `owner`: whose it is. `steps`: how many were taken, of `planned_steps` (None: unknown length).
+    `kind` and `method`: as of the run's ε's. `releases`: how many publications and clip bounds are
+    in the figures. `randomness`: where noise and coins came from. `sums_covered`: whether
+    floating-point effects of sums are within what is charged. `training_worst_case`: ε of one
+    record without releases. `records`: each of the owner's.
     """
 
     owner: str
@@ -72,7 +80,7 @@ class Statement:
 
     @property
     def along_trajectory(self) -> float:
-        """The same bound along the trajectory observed: not a guarantee."""
+        """The bound of `guarantee` along the trajectory observed: not a guarantee."""
         return detection(self.individual, self.delta)
 
     @property
@@ -81,7 +89,7 @@ class Statement:
         return meaningful(self.worst_case, self.delta)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; an ε without a bound is None."""
+        """The statement as plain values, for JSON; an ε without a bound is None."""
         fields = asdict(self)
         fields["per"] = "person" if len(self.records) > 1 else "record"
         fields["randomness"]["secret"] = self.randomness.secret
@@ -101,11 +109,11 @@ def owner_statement(
 ) -> Statement:
     """What the run says to `owner` about their records, as of today.
 
-    `owner` is one of the examples' owners; where the run has none, the id of a record. `delta`:
-    the plan's unless given. Several records are bounded together by `chain_rule`. `others`: runs on
-    the same data, whose costs are added up for the records that are in all of them (see `total`).
+    `owner` is one of the examples' owners; where the run has none, the id of a record. `delta`: the
+    plan's unless given. Several records are bounded together by `chain_rule`. `others`: runs on the
+    same data, whose costs are added up for the records that are in all of them (see `total`).
     ValueError for a record of a known owner (it names the owner), for one that was held out, and
-    for a stranger.
+    for a stranger. Open `run` by `Run.checked`, so that nothing altered is stated.
     """
     rows, runs = _rows(run, owner), (run, *others)
     expect_different(runs)
@@ -211,6 +219,9 @@ def detection(epsilon: float, delta: float, false_alarms: float = FALSE_ALARMS) 
 
 def meaningful(epsilon: float, delta: float) -> bool:
     """Whether (ε, δ) bounds detection below 100 %; if not, it is no meaningful guarantee.
+
+    `epsilon` and `delta`: of the guarantee. Detection is the share of members found by the best
+    detector that has 1 % false alarms.
 
     >>> meaningful(2.0, 1e-5), meaningful(17.6, 1e-5)
     (True, False)

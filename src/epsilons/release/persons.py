@@ -46,7 +46,7 @@ class Persons:
         return len(self.records)
 
     def quantile(self, q: float) -> float:
-        """The q-quantile of the combined ε's; private."""
+        """The quantile of the combined ε's at `q` in [0, 1]; private."""
         return float(np.quantile(self.epsilons, q, method="higher"))
 
 
@@ -58,10 +58,10 @@ def person_worst_case(
     delta: float | None = None,
     until: int | None = None,
 ) -> float:
-    """ε at δ of so many records of one person, whatever they contain: the guarantee per person.
+    """ε at δ of several records of one person, whatever they contain: the guarantee per person.
 
-    `releases`: everything let out beside the training. Of the run as it is, or as it will be
-    before step `until`.
+    `run`; `records`: how many, at least 1; `releases`: everything let out beside the training.
+    `delta`: by default the plan's. Of the run as it is, or as it will be before step `until`.
     """
     at = run.plan.delta if delta is None else delta
     worst = run.journal.worst_case
@@ -69,9 +69,9 @@ def person_worst_case(
 
 
 def persons(run: Run, epsilons: Epsilons) -> Persons | None:
-    """Combined ε's of all owners, with everything let out so far; None if the run has no owners.
+    """Combined ε's of all owners of `run`, with everything let out so far.
 
-    `epsilons`: `run.epsilons(delta)` for the δ in question.
+    `epsilons`: `run.epsilons(delta)` for the δ in question. None if the run has no owners.
     """
     if run.examples.owners is None:
         return None

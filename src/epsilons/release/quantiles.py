@@ -31,7 +31,10 @@ _DESCENT_RATE = 0.2
 
 @dataclass(frozen=True)
 class Estimate:
-    """A published number with an interval that holds the true one with 95 % probability."""
+    """A published number with an interval that holds the true one with 95 % probability.
+
+    `value`: the number. `low`, `high`: the interval.
+    """
 
     value: float
     low: float

@@ -47,7 +47,10 @@ _LEAST_IN_SIZE_NOISE = 12.0
 
 @dataclass(frozen=True)
 class Statistics:
-    """What is published of one set of examples; `size` of a group only, where it is private."""
+    """What is published of one set of examples; `size` of a group only, where it is private.
+
+    `mean` of the ε's, if it was asked for. `quantiles`: by the share of examples that are below.
+    """
 
     mean: Estimate | None
     quantiles: Mapping[float, Estimate]
@@ -55,6 +58,7 @@ class Statistics:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """The statistics that `fields`, read from JSON, were written from."""
         return cls(
             mean=fields["mean"] and Estimate(**fields["mean"]),
             quantiles={float(q): Estimate(**found) for q, found in fields["quantiles"].items()},
@@ -64,13 +68,18 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Publication:
-    """One answer. `groups` by column and label; None where a label named is too small a group."""
+    """One answer of `publish`; what it holds is for everyone.
+
+    `everyone`: statistics of all examples. `groups`: statistics by column and label; None where a
+    label that was named is too small a group.
+    """
 
     everyone: Statistics
     groups: Mapping[str, Mapping[str, Statistics | None]]
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """The publication that `fields`, read from JSON, were written from."""
         return cls(
             everyone=Statistics.from_dict(fields["everyone"]),
             groups={
@@ -93,6 +102,10 @@ def publish(
 ) -> Publication:
     """Mean and quantiles of the ε's, of everyone and by group, all of it together (ε, δ)-DP.
 
+    `run`: one with charged steps, opened by `Run.checked`. `epsilon` (by default 0.1) and `delta`
+    (by default 1e-5): the price of this answer. `mean`: whether the mean is asked for. `quantiles`:
+    shares of examples in (0, 1), by default 0.1 to 0.9.
+
     `groups`: columns, or columns with the labels to publish. Labels that are not named are taken
     from the data, and only those of groups large enough appear. The groups of one column are
     disjoint and cost what one of them costs; columns, and everyone, share μ² evenly. `method`:
@@ -100,8 +113,9 @@ def publish(
 
     Guarantee: (ε, δ)-DP for one record added or removed, given the models that training released;
     charged to the run's budget before anything is drawn; the same question again costs nothing,
-    also after a disk was full (OSError).
-    Values are in [0, worst case] and non-decreasing in the quantile.
+    also after a disk was full (OSError). Values are in [0, worst case] and non-decreasing in the
+    quantile. `OverBudget`, and nothing charged, where less is left of the budget; ValueError for a
+    run too small for the noise, for one that is not private, and for unknown columns.
     """
     ask = _Asked(mean, tuple(float(q) for q in quantiles), method)
     columns = dict(groups) if isinstance(groups, Mapping) else dict.fromkeys(groups)
@@ -154,7 +168,10 @@ def publish(
 def release_mean(
     run: Run, *, epsilon: float = 0.1, delta: float = 1e-5, limit: Limit | None = None
 ) -> Estimate:
-    """The mean of the individual ε's alone, (ε, δ)-DP; see `publish`."""
+    """The mean of the individual ε's of `run` alone, (`epsilon`, `delta`)-DP; see `publish`.
+
+    `limit`, guarantees and errors as there.
+    """
     found = publish(run, epsilon=epsilon, delta=delta, quantiles=(), limit=limit).everyone.mean
     assert found is not None
     return found
@@ -169,7 +186,10 @@ def release_quantiles(
     method: Method = "two-stage",
     limit: Limit | None = None,
 ) -> list[Estimate]:
-    """Quantiles of the individual ε's alone, together (ε, δ)-DP; see `publish`."""
+    """Some `quantiles` of the individual ε's of `run`, together (ε, δ)-DP; see `publish`.
+
+    In their order. `epsilon`, `delta`, `method`, `limit`, guarantees and errors as there.
+    """
     found = publish(
         run,
         epsilon=epsilon,

@@ -43,7 +43,10 @@ _MOST_NORMS = 2**24
 class Part:
     """One of the runs: its own worst case at the common δ, and what was not matched of it.
 
-    `unmatched`: how many of its examples are not added up, by reason.
+    `unmatched`: how many of its examples are not added up, by reason. `name`: its folder.
+    `examples`: how many it has. `steps`: how many every example has paid for, of `planned_steps`
+    (None: unknown length). `worst_case`: its own, with what it released. `kind`, `releases`,
+    `randomness` and `sums_covered` as in a `Statement`.
     """
 
     name: str
@@ -80,10 +83,12 @@ class Total:
 
     @property
     def delta(self) -> float:
+        """The δ of the worst case and of all ε's."""
         return self.epsilons.delta
 
     @property
     def kind(self) -> Kind:
+        """The weakest kind of the runs, which is that of the sums."""
         return self.epsilons.kind
 
 
@@ -93,9 +98,11 @@ def total(runs: Sequence[Run], *, delta: float | None = None, method: Method = "
     Examples are the same if id *and* record digest are; others are counted in `Part.unmatched` and
     not added up. `delta`: the plans', if they agree. Nothing is written.
 
-    Guarantee: an upper bound of the composition if each plan was fixed without looking at the
-    other runs' results. Where later plans were chosen after seeing earlier runs, it is an account
-    of what was spent, and no promise that was made beforehand.
+    Guarantee: an upper bound of the composition if each plan was fixed without looking at the other
+    runs' results. Where later plans were chosen after seeing earlier runs, it is an account of what
+    was spent, and no promise that was made beforehand. `runs`: one or more, all different.
+    `method`: the accountant, `"tight"` (the default), `"rdp"` or `"rdp-classic"`. ValueError if
+    their δ's differ and none is given.
     """
     expect_different(runs)
     combined = CombinedRuns(runs, method)

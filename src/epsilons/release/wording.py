@@ -20,7 +20,7 @@ td { font-variant-numeric: tabular-nums; }
 
 
 def statement_text(statement: Statement) -> str:
-    """The statement for a terminal or a letter."""
+    """The `statement` as text for a terminal or a letter; it belongs to its owner alone."""
     lines = [_title(statement), ""]
     for heading, sentences in _sections(statement):
         lines += [heading, *(f"  {sentence}" for sentence in sentences), ""]
@@ -29,7 +29,7 @@ def statement_text(statement: Statement) -> str:
 
 
 def statement_html(statement: Statement) -> str:
-    """The statement as a page; it belongs to its owner alone."""
+    """The `statement` as one HTML page that needs no network; it belongs to its owner alone."""
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',

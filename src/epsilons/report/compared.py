@@ -16,7 +16,8 @@ from epsilons.runs import Run
 def write_comparison(left: Run, right: Run, by: str | None = None) -> Path:
     """Write the comparison into the private half of the first run and say where it is.
 
-    `by`: the column of groups; by default the first that both runs have.
+    `by`: the column of groups; by default the first that both runs have. `left`: the first,
+    `right`: the second.
     """
     if by is None:
         by = next((c for c in left.examples.groups if c in right.examples.groups), None)

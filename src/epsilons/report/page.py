@@ -36,7 +36,11 @@ TITLE = "How private is this model, for whom, and how sure are we?"
 
 
 def write_report(run: Run) -> Path:
-    """Write `private/report.html` of the run and say where it is."""
+    """Write `private/report.html` of `run` and say where it is.
+
+    A page that needs no network, for the curator alone: everything in the run as figures and
+    sentences.
+    """
     page = render_report(findings(run))
     with private_file(run.report_file) as file:
         file.write(page.encode())

@@ -87,7 +87,8 @@ def write_public_report(run: str | os.PathLike[str]) -> Path:
     """Write `public/report.html` from the run's public files and say where it is.
 
     In the curator's hands the journal is at hand: the public files are checked against it first,
-    and the costs of publications brought up to date.
+    and the costs of publications brought up to date. `run`: the path of its folder, or of a copy
+    that has the public half alone. ValueError if the public files are damaged.
     """
     folder = Path(run) / "public"
     if (Path(run) / "private" / "journal.sqlite").is_file():

@@ -17,7 +17,8 @@ OnStep = Callable[[Step], None]
 class Ema:
     """An exponential moving average of the weights; as private as they are, being computed of them.
 
-    `on_step=Ema(model, decay=0.999)`, and after training `ema.apply(model)`.
+    `on_step=Ema(model, decay=0.999)`, and after training `ema.apply(model)`. `decay` in [0, 1), by
+    default 0.999, else ValueError; smaller in the first steps.
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.999) -> None:
@@ -36,15 +37,17 @@ class Ema:
                 self._average[name].lerp_(parameter.detach(), 1 - decay)
 
     def apply(self, model: nn.Module) -> None:
-        """Put the averages into a model's parameters."""
+        """Put the averages into the parameters of `model`."""
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(self._average[name])
 
     def state_dict(self) -> dict[str, Any]:
+        """The averages so far, for a checkpoint."""
         return {"steps": self._steps, "average": self._average}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back a `state` of `state_dict`."""
         self._steps = state["steps"]
         for name, average in state["average"].items():
             self._average[name].copy_(average)
@@ -53,7 +56,7 @@ class Ema:
 class TensorBoard:
     """Loss, learning rate and worst case so far as events in the run's private half.
 
-    The loss is exact, and so for the curator alone.
+    The loss is exact, and so for the curator alone. `every`: so many steps, by default 10.
     """
 
     def __init__(self, every: int = 10) -> None:
@@ -73,7 +76,10 @@ class TensorBoard:
 
 
 class Callbacks:
-    """Several callbacks as one, called in order; the state of those that have one is kept."""
+    """Several callbacks as one, called in order; the state of those that have one is kept.
+
+    `callbacks`: each is called with the `Step`.
+    """
 
     def __init__(self, *callbacks: OnStep) -> None:
         self._callbacks = callbacks
@@ -86,9 +92,11 @@ class Callbacks:
         return {str(k): c for k, c in enumerate(self._callbacks) if hasattr(c, "state_dict")}
 
     def state_dict(self) -> dict[str, Any]:
+        """The states of the callbacks that have one, for a checkpoint."""
         return {number: callback.state_dict() for number, callback in self._keeping().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back a `state` of `state_dict`, for the same callbacks in the same order."""
         for number, callback in self._keeping().items():
             callback.load_state_dict(state[number])
 

@@ -14,6 +14,7 @@ import os
 import pickle
 import warnings
 import zipfile
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from epsilons.files import private_file
+from epsilons.gradients.trees import tensors_in
+from epsilons.training.checksum import checksum
 from epsilons.training.keys import Streams
 
 RELEASES = "releases.bin"  # in the private half
@@ -73,7 +76,9 @@ class BeforeBody(NamedTuple):
 
     kept: list[Any]
     param_groups: list[dict[str, Any]]
-    versions: list[int]
+    scheduler: Any
+    modes: list[bool]
+    checksums: list[Tensor]
 
 
 @dataclass
@@ -94,27 +99,35 @@ class State:
     followed_norms: Pending = field(default_factory=Pending)
 
     def before_body(self) -> BeforeBody:
-        """Copies of what is small, and the versions of what is not."""
+        """Copies of what is small, and checksums of what is not."""
         return BeforeBody(
             copy.deepcopy([each.state_dict() for each in self.kept]),
             copy.deepcopy(self.optimizer.state_dict()["param_groups"]),
-            self._versions(),
+            copy.deepcopy(None if self.scheduler is None else self.scheduler.state_dict()),
+            [module.training for module in self.model.modules()],
+            [checksum(tensor) for tensor in self._large()],
         )
 
-    def save(self, path: Path, before: BeforeBody | None = None) -> None:
+    def save(self, path: Path, before: BeforeBody | None = None) -> bool:
         """Write a checkpoint, as things are or as they were `before` the body of a loop.
 
-        None is written if the body changed the weights since: the one before stands.
+        False, and none is written, if the body changed weights or optimizer since: the one before
+        stands.
         """
-        if before is not None and before.versions != self._versions():
-            return
-        now = self.before_body() if before is None else before
+        now = self.before_body()
+        if before is not None:
+            if not _equal(before.checksums, now.checksums):
+                return False
+            now = before
         content = {
             "step": self.step,
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict() | {"param_groups": now.param_groups},
-            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
-            "kept": now.kept,
+            "modes": now.modes,
+            "optimizer": self.optimizer.state_dict()
+            | {"param_groups": _plain(now.param_groups, "the optimizer")},
+            "scheduler": _plain(now.scheduler, "the scheduler"),
+            "scheduled_by": type(self.scheduler).__name__,
+            "kept": [_plain(state, f"state[{k}]") for k, state in enumerate(now.kept)],
             "micro_batch": self.micro_batch,
             "loss": self.loss,
             "unseen": self.unseen,
@@ -125,6 +138,7 @@ class State:
         }
         with private_file(path) as file:
             torch.save(content, file)
+        return True
 
     def load(self, content: dict[str, Any], *, kept: bool = True) -> None:
         """Take over what `save` wrote, into the same objects; the streams are the caller's.
@@ -132,8 +146,19 @@ class State:
         `kept`: into those of `kept` too.
         """
         self.step = content["step"]
+        if (now := type(self.scheduler).__name__) != content["scheduled_by"]:
+            raise ValueError(
+                f"the run was begun with scheduler={content['scheduled_by']}, and this is {now}; "
+                "give the same one"
+            )
         self.model.load_state_dict(content["model"])
+        for module, training in zip(self.model.modules(), content["modes"], strict=True):
+            module.training = training
+        groups = self.optimizer.param_groups
         self.optimizer.load_state_dict(content["optimizer"])
+        for group, loaded in zip(groups, self.optimizer.param_groups, strict=True):
+            group |= loaded  # the very dictionary that the body may have hold of
+        self.optimizer.param_groups = groups
         if self.scheduler is not None:
             self.scheduler.load_state_dict(content["scheduler"])
         if len(content["kept"]) != len(self.kept):
@@ -151,8 +176,28 @@ class State:
         self.sampled_norms = Pending.from_plain(content["sampled_norms"])
         self.followed_norms = Pending.from_plain(content["followed_norms"])
 
-    def _versions(self) -> list[int]:
-        return [tensor._version for tensor in self.model.state_dict(keep_vars=True).values()]
+    def _large(self) -> list[Tensor]:
+        return list(tensors_in((self.model.state_dict(), self.optimizer.state_dict()["state"])))
+
+
+def _equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
+
+
+def _plain(value: Any, owner: str) -> Any:
+    """The value of what a checkpoint can hold; numbers of NumPy become Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (dict, OrderedDict, Counter):
+        return type(value)({key: _plain(part, owner) for key, part in value.items()})
+    if type(value) in (list, tuple, set):
+        return type(value)(_plain(part, owner) for part in value)
+    if value is None or isinstance(value, (Tensor, bool, int, float, complex, str, bytes)):
+        return value
+    raise ValueError(
+        f"the state_dict of {owner} holds a {type(value).__name__}, which a checkpoint can't; "
+        "expected tensors, numbers, text, and lists and dictionaries of them"
+    )
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -172,7 +217,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} is not a checkpoint of this library: it is damaged or holds more than data"
         ) from error
-    if not isinstance(content, dict) or "kept" not in content:
+    if not isinstance(content, dict) or "modes" not in content:
         raise ValueError(
             f"{path} is not a checkpoint of this version; go on with the one that began the run"
         )

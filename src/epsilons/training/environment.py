@@ -31,8 +31,8 @@ def usable_device(device: torch.device | str) -> torch.device:
     return where
 
 
-def environment(where: torch.device) -> dict[str, str]:
-    """Versions, processor, threads, device, settings, and this boot of the machine.
+def environment(where: torch.device, compiled: bool) -> dict[str, str]:
+    """Versions, processor, threads, device, settings, whether passes are compiled, and this boot.
 
     The boot is in it because what was written but not synced is lost with a machine, not with a
     process: after a reboot the record of replayed steps can't be trusted.
@@ -47,6 +47,7 @@ def environment(where: torch.device) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
         "reproducible products": os.environ.get("MKL_CBWR", ""),
+        "compiled": str(compiled),
         "precision": torch.get_float32_matmul_precision(),
         "boot": _BOOT.read_text().strip() if _BOOT.exists() else platform.node(),
     }

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset, default_collate
 
+from epsilons.gradients.isolation import own_generators
 from epsilons.gradients.norms import LossFn
 from epsilons.training.sampling import Collate, batch_of
 
@@ -21,7 +22,11 @@ _AT_A_TIME = 256  # examples
 
 
 def correct_class(model: nn.Module, batch: Any) -> Tensor:
-    """Whether the largest output is the label, for (x, y) batches of a classifier."""
+    """Whether the largest output is the label, for (x, y) batches of a classifier.
+
+    `model` gives (B, classes); `batch` is a pair (x, y) with labels y (B,). The result (B,) is
+    boolean.
+    """
     x, y = batch
     right: Tensor = model(x).argmax(dim=1) == y
     return right
@@ -39,13 +44,16 @@ def outcomes(
     where: torch.device,
     collate_fn: Collate = default_collate,
 ) -> Outcomes:
-    """Losses (n,) and, with a `correct_fn`, correctness (n,), in evaluation mode."""
+    """Losses (n,) and, with a `correct_fn`, correctness (n,), in evaluation mode.
+
+    Modes of the modules and random generators are left as they were.
+    """
     n = len(data)  # type: ignore[arg-type]
     losses, correct = np.empty(n), np.empty(n, dtype=bool)
-    training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.no_grad():
+        with own_generators(where, seed=0), torch.no_grad():
             for first in range(0, n, _AT_A_TIME):
                 part = slice(first, min(first + _AT_A_TIME, n))
                 chosen = torch.arange(part.start, part.stop)
@@ -54,5 +62,6 @@ def outcomes(
                 if correct_fn is not None:
                     correct[part] = correct_fn(model, batch).cpu().numpy()
     finally:
-        model.train(training)
+        for module, training in modes:
+            module.training = training
     return losses, correct if correct_fn is not None else None

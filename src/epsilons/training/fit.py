@@ -14,8 +14,10 @@ from torch.utils.data import Dataset, default_collate
 
 from epsilons.accounting.plan import Plan
 from epsilons.examples import Examples
+from epsilons.gradients.compile import Compile
 from epsilons.gradients.norms import LossFn
 from epsilons.runs import Run, expect_free
+from epsilons.training.arguments import check_data_set
 from epsilons.training.checkpoint import Stateful
 from epsilons.training.evaluation import CorrectFn, Outcomes, outcomes
 from epsilons.training.interrupt import interruptible
@@ -48,6 +50,7 @@ def fit(
     evaluate_every: int | None = None,
     max_epsilon: float | None = None,
     resume: bool = False,
+    compile: Compile = "auto",
 ) -> Run:
     """Train `model` as `plan` says and leave a run folder at `out`.
 
@@ -59,9 +62,14 @@ def fit(
 
     A folder at `out` is refused, unless `resume=True`: then the unfinished run there is gone on
     with; if there is none, a new one begins, and that is said. Ctrl-C and SIGTERM stop between two
-    steps (`Interrupted`), where the same call with `resume=True` goes on.
+    steps (`Interrupted`), where the same call with `resume=True` goes on. `optimizer`, `loss_fn`,
+    `train`, `examples`, `scheduler`, `seed`, `device`, `micro_batch`, `collate_fn`, `num_workers`,
+    `follow`, `max_epsilon` and `compile` are those of `PrivateTraining`, as are guarantees and
+    errors. The finished `Run` comes back.
     """
-    out = Path(out)
+    out = Path(out).absolute()
+    if test is not None:
+        check_data_set("test", test)
     if not resume:
         expect_free(out)
     elif not (out / "private" / "journal.sqlite").exists():
@@ -84,6 +92,7 @@ def fit(
         num_workers=num_workers,
         follow=follow,
         max_epsilon=max_epsilon,
+        compile=compile,
     )
     if training.run.finished:
         raise ValueError(f"{out} is finished; there is nothing to resume")

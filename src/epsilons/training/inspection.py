@@ -21,7 +21,12 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from epsilons.accounting.plan import Plan
 from epsilons.gradients.batch_invariance import batch_invariant
 from epsilons.gradients.isolation import items, undisturbed
-from epsilons.gradients.model_checks import GROUPED, check_model, expect_separate
+from epsilons.gradients.model_checks import (
+    GROUPED,
+    check_model,
+    expect_equal_losses,
+    expect_separate,
+)
 from epsilons.gradients.norms import LossFn, trainable
 from epsilons.gradients.trees import tensors_in
 from epsilons.training.evaluation import to_device
@@ -32,7 +37,7 @@ FETCHED = 32  # examples that are fetched twice
 COMPARED = 256  # examples whose bits are compared before training
 # In a trained network all losses may be near 0, where rounding is larger than a thousandth of them.
 _LEAST = 1e-4
-_QUICKLY = {"arrangements": 2, "probes": 0}  # at a refresh: each is as dear as a pass
+QUICKLY = {"arrangements": 2, "probes": 0}  # at a refresh: each is as dear as a pass
 _STRIDE = 7919  # from one refresh to the next other examples are looked at
 
 
@@ -63,6 +68,8 @@ def inspect_start(
     """
     batch, random_data = _fetched(model, data, 0, _grouped(most), collate_fn)
     learned = check_model(model, loss_fn, batch)
+    if not random_data:
+        _expect_padding_ignored(model, loss_fn, data, _grouped(most), collate_fn)
     invariant = bits_agree(model, loss_fn, data, sizes, collate_fn=collate_fn)
     return Inspection(bool(learned.random_loss), random_data, invariant)
 
@@ -83,9 +90,15 @@ def bits_agree(
         return False
     n = len(data)  # type: ignore[arg-type]
     batch = _batch(model, data, _spread(n, COMPARED), 0, collate_fn)
-    alone = _batch(model, data, _spread(n, 1), 0, collate_fn)
-    shapes = [[t.shape[1:] for t in tensors_in(part)] for part in (batch, alone)]
-    return shapes[0] == shapes[1] and _invariant(model, loss_fn, batch, sizes)
+    apart = _one_by_one(model, data, _spread(n, FETCHED), collate_fn)
+    return _of_one_shape([batch, *apart]) and _invariant(model, loss_fn, batch, sizes)
+
+
+def some_examples(
+    model: nn.Module, data: Dataset[Any], most: int, *, collate_fn: Collate = default_collate
+) -> Any:
+    """A batch of at most so many examples, evenly spread over the data, on the model's device."""
+    return _batch(model, data, _spread(len(data), most), 0, collate_fn)  # type: ignore[arg-type]
 
 
 def inspect_refresh(
@@ -105,7 +118,9 @@ def inspect_refresh(
     """
     batch, random_data = _fetched(model, data, step + 1, _grouped(most), collate_fn)
     random_loss = expect_separate(model, loss_fn, batch, least=_LEAST)
-    invariant = _invariant(model, loss_fn, batch, sizes, **_QUICKLY)
+    if not random_data:
+        _expect_padding_ignored(model, loss_fn, data, _grouped(most), collate_fn, least=_LEAST)
+    invariant = _invariant(model, loss_fn, batch, sizes, **QUICKLY)
     return Inspection(random_loss, random_data, invariant)
 
 
@@ -116,7 +131,8 @@ def steps_are_batch_invariant(
 
     For `Journal.create(…, batch_invariant=)` in a loop of your own; `micro_batch` as for the steps.
     All batches must have one shape beside the number of examples: pad to a fixed length. False if
-    the plan's sums are float32, or the loss is random in another way than by dropout.
+    the plan's sums are float32, or the loss is random in another way than by dropout. `model`,
+    `loss_fn` and `plan`: of the training. `batch`: some examples of it, such as the first 256.
     """
     return _invariant(model, loss_fn, batch, pass_sizes(plan, micro_batch))
 
@@ -155,6 +171,36 @@ def _batch(
 ) -> Any:
     with undisturbed(model, _device(model), test):
         return to_device(batch_of(data, chosen, collate_fn), _device(model))
+
+
+def _expect_padding_ignored(
+    model: nn.Module,
+    loss_fn: LossFn,
+    data: Dataset[Any],
+    grouped: int,
+    collate_fn: Collate,
+    **least: float,
+) -> None:
+    """`MixedExamples` if an example's loss depends on how far others make it be padded."""
+    chosen = _spread(len(data), grouped)  # type: ignore[arg-type]
+    apart = _one_by_one(model, data, chosen, collate_fn)
+    if not _of_one_shape(apart):
+        together = _batch(model, data, chosen, 0, collate_fn)
+        expect_equal_losses(model, loss_fn, together, apart, **least)
+
+
+def _one_by_one(
+    model: nn.Module, data: Dataset[Any], chosen: Tensor, collate_fn: Collate
+) -> list[Any]:
+    """The chosen examples, each as a batch; none of a data set whose batches have one shape."""
+    if isinstance(data, TensorDataset) and collate_fn is default_collate:
+        return []
+    return [_batch(model, data, chosen[k : k + 1], 0, collate_fn) for k in range(len(chosen))]
+
+
+def _of_one_shape(batches: list[Any]) -> bool:
+    """Whether batches have the same shapes beside the number of their examples."""
+    return len({tuple(t.shape[1:] for t in tensors_in(batch)) for batch in batches}) < 2
 
 
 def _device(model: nn.Module) -> torch.device:

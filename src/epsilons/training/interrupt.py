@@ -11,7 +11,11 @@ from types import FrameType
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run was stopped between two steps, by a signal, and can be resumed."""
+    """A run was stopped between two steps, by a signal, and can be resumed.
+
+    A `KeyboardInterrupt`. `path`: the run folder, `.path`. `step`: the next one. `number`: of the
+    signal, `.signal`.
+    """
 
     def __init__(self, path: Path, step: int, number: int) -> None:
         super().__init__(f"stopped before step {step}; {path} can be resumed")

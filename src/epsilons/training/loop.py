@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from epsilons.accounting.histories import clipping_thresholds
 from epsilons.files import private_file
+from epsilons.gradients.compile import Clipped
 from epsilons.gradients.isolation import own_generators, seed_generators
-from epsilons.gradients.norms import Clipped, LossFn
+from epsilons.gradients.norms import LossFn, trainable
 from epsilons.journal import SomeKind
 from epsilons.journal.run_entries import recorded_now
 from epsilons.noise.grid import GridNoise
@@ -38,7 +39,7 @@ from epsilons.training.checkpoint import (
 from epsilons.training.evaluation import to_device
 from epsilons.training.interrupt import Interrupted
 from epsilons.training.keys import Streams, destroy_keys, kept_key, new_key
-from epsilons.training.movement import Movement
+from epsilons.training.movement import MOVED_BY, Movement
 from epsilons.training.norm_passes import NormPasses
 from epsilons.training.step import taken_step
 
@@ -54,12 +55,13 @@ class Step:
 
     `number`: from 0. `loss`: mean of the batch, before the step; private, NaN of an empty batch.
     `replayed`: a process that was stopped had released this step, and may have shown it already.
+    `model` and `optimizer`: as the step left them. `run`: the run folder.
     """
 
     number: int
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    loss: float
+    loss: float = field(repr=False)
     run: Run
     replayed: bool
 
@@ -74,7 +76,7 @@ class Loop:
     """One run being carried out."""
 
     run: Run
-    state: State
+    state: State = field(repr=False)  # has norms of single examples
     loss_fn: LossFn
     batches: Batches
     passes: NormPasses
@@ -90,6 +92,8 @@ class Loop:
         self.releases = Releases(self.run.private / RELEASES, self.environment)
         self.norms: NDArray[np.float64] | None = None  # of all examples, as recorded
         self._norms_step: int | None = None  # of whose weights they are, if of the present ones
+        self._norms_size = self.passes.micro_batch  # of the passes that measured them
+        self._trained = self._what_is_trained()
         self._replaying = False  # with the key of an earlier process
         self._released = 0  # the first step that no earlier process can have released
         self._movement: Movement | None = None
@@ -105,6 +109,7 @@ class Loop:
         if checkpoint.exists():
             content = read_checkpoint(checkpoint)
             self.state.load(content, kept=kept)
+            self._norms_size = content["micro_batch"]
             self.passes.micro_batch = self.state.micro_batch
             if self.state.step > charged:
                 raise ValueError(
@@ -126,7 +131,7 @@ class Loop:
         if self.journal.restarts:
             publish_plan(self.run)  # in case a crash came before
         self.norms = self._norms_at(self.state.step)
-        if step == 0:
+        if self.state.step < MOVED_BY:
             self._movement = Movement(self.state.model)
 
     def advance(self, last: int) -> bool:
@@ -135,6 +140,11 @@ class Loop:
         False if it was charged before and has to be charged again first.
         """
         step = self.state.step
+        if self._what_is_trained() != self._trained:
+            raise ValueError(
+                f"before step {step} the loop changed which parameters are trained, or which the "
+                "optimizer has; they are fixed for a run. Freeze and unfreeze between two runs"
+            )
         with own_generators(self.where, seed=0):  # each part of the step seeds them
             if self._replaying and not self.releases.has(step):
                 self._take_key(self.journal.restarts)
@@ -152,7 +162,7 @@ class Loop:
         self.state.step += 1
         if self._movement is not None:
             self._movement = self._movement.after(self.state.step, last)
-        if self.state.step == self.journal.steps_charged:
+        if self.state.step == self._range_end(step, last) + 1:
             self._flush()
         return True
 
@@ -173,8 +183,8 @@ class Loop:
         """Save the run as it was `before` the body of the step that was taken last."""
         self.state.unseen = True
         with suppress(OSError):  # else the last checkpoint stands, and steps are replayed
-            self._save(before)
-            self._let_go()
+            if self._save(before):
+                self._let_go()
 
     def stop(self, signal: int, *, unseen: bool) -> None:
         """Save, so that the run can be resumed, and say so; `unseen`: before the body of a step."""
@@ -196,6 +206,10 @@ class Loop:
         self.batches.close()
         self.releases.close()
 
+    def _what_is_trained(self) -> tuple[list[str], list[int]]:
+        groups = self.state.optimizer.param_groups
+        return list(trainable(self.state.model)), [id(p) for g in groups for p in g["params"]]
+
     def _refresh(self, step: int) -> None:
         """Norms of all examples, if they are due."""
         if not self.plan.refresh_due(step):
@@ -203,6 +217,10 @@ class Loop:
         if step not in self.journal.refreshes_now():  # else a replay: the facts stand
             began = time.monotonic()
             found = self.passes.of_all(step, self.state.streams.pass_seed(step))
+            self._norms_size = self.passes.micro_batch
+            if self.state.micro_batch != self._norms_size:  # memory ran out
+                self.state.micro_batch = self._norms_size
+                self._save()  # before: a replay must know of what size these passes were
             self.journal.record(step, found)
             self.refresh_seconds = time.monotonic() - began
             self.spent["refresh"] += self.refresh_seconds
@@ -218,7 +236,6 @@ class Loop:
                 state.followed.numpy(), step, state.streams.pass_seed(step)
             )
         noise = _RecordedNoise(GridNoise(state.streams.noise), self.releases, step)
-        before = self.passes.micro_batch
 
         def take() -> Clipped:
             seed_generators(state.streams.loss_seed(step))
@@ -231,6 +248,7 @@ class Loop:
                 noise=noise,
                 bounds=self._bounds(indices, phase.max_grad_norm),
                 micro_batch=self.passes.micro_batch,
+                compile=self.passes.compiled,
             )
 
         taken = self.passes.within_memory(take, step, begun=lambda: noise.drawn)
@@ -241,7 +259,8 @@ class Loop:
         found = taken.norms.cpu().numpy()
         self.passes.note_non_finite(step, indices.numpy()[~np.isfinite(found)])
         if self.plan.clipping == "max" and self._norms_step == step and not self.journal.random:
-            self._expect_charged(step, indices.numpy(), found, same=before == state.micro_batch)
+            same = self._norms_size == state.micro_batch
+            self._expect_charged(step, indices.numpy(), found, same=same)
         if self._records_sampled():
             state.sampled_norms.add(step, indices.numpy(), found)
         if len(state.followed):
@@ -335,9 +354,9 @@ class Loop:
         if not self.releases.has(self.state.step):
             destroy_keys(self.run.private)  # who resumes takes a fresh one
 
-    def _save(self, before: BeforeBody | None = None) -> None:
-        self.state.save(self.run.private / CHECKPOINT, before)
+    def _save(self, before: BeforeBody | None = None) -> bool:
         self._saved = time.monotonic()
+        return self.state.save(self.run.private / CHECKPOINT, before)
 
 
 class _RecordedNoise:

@@ -5,27 +5,32 @@ from __future__ import annotations
 import warnings
 from typing import Self
 
-from torch import Tensor, nn
+from torch import nn
 
 from epsilons.gradients.norms import trainable
+from epsilons.training.checksum import checksum
 
-_STEPS = 10  # a learning rate that warms up is above 0 by then
-_SAMPLE = 64  # numbers compared of each parameter; noise moves every one of them
+MOVED_BY = 10  # steps; a learning rate that warms up is above 0 by then
 
 
 class Movement:
-    """What the trainable parameters were at first."""
+    """What the trainable parameters were at first, each by a checksum of its bits."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._first = {name: _sample(p) for name, p in trainable(model).items()}
+        self._first = {name: checksum(p) for name, p in trainable(model).items()}
 
-    def after(self, steps: int, last: int) -> Self | None:
-        """The same while it is early; then None, and a warning if a parameter has not moved."""
-        if steps < min(_STEPS, last):
+    def after(self, steps: int, last: int = MOVED_BY) -> Self | None:
+        """The same while it is early; then None, and a warning if a parameter has not moved.
+
+        `last`: how many steps the run has, if fewer are all there are.
+        """
+        if steps < min(MOVED_BY, last):
             return self
         now = trainable(self._model)
-        still = [name for name, first in self._first.items() if _same(first, now.get(name))]
+        still = [
+            n for n, first in self._first.items() if n in now and bool(checksum(now[n]) == first)
+        ]
         if still:
             shown = ", ".join(still[:5]) + (f" and {len(still) - 5} more" if still[5:] else "")
             warnings.warn(
@@ -35,11 +40,3 @@ class Movement:
                 stacklevel=2,
             )
         return None
-
-
-def _sample(parameter: Tensor) -> Tensor:
-    return parameter.detach().flatten()[:_SAMPLE].clone()
-
-
-def _same(first: Tensor, parameter: Tensor | None) -> bool:
-    return parameter is not None and bool((first == _sample(parameter)).all())

@@ -18,14 +18,30 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
+from epsilons.gradients.batch_invariance import compiled_batch_invariant
+from epsilons.gradients.clip_factors import widest_dtype
+from epsilons.gradients.compile import Compile, is_compiled, is_current, repays, say_once
 from epsilons.gradients.model_checks import MixedExamples
-from epsilons.gradients.norms import LossFn, gradient_norms
+from epsilons.gradients.norms import (
+    LossFn,
+    example_count,
+    examples,
+    gradient_norms,
+    one_pass,
+    trainable,
+)
 from epsilons.release.ledger import renew_ledger
 from epsilons.runs import Run
-from epsilons.training.inspection import bits_agree, inspect_refresh
+from epsilons.training.inspection import (
+    COMPARED,
+    QUICKLY,
+    bits_agree,
+    inspect_refresh,
+    some_examples,
+)
 from epsilons.training.memory import halved
 from epsilons.training.sampling import Collate
-from epsilons.training.step import most_examples, pass_sizes, refresh_examples
+from epsilons.training.step import most_examples, pass_examples, pass_sizes, refresh_examples
 
 Found = TypeVar("Found")
 
@@ -59,6 +75,7 @@ class NormPasses:
         self._batch_size, self._own_steps = batch_size, own_steps
         self._collate_fn, self._num_workers = collate_fn, num_workers
         self._without_hooks = without_hooks
+        self.compiled = False  # those of refreshes and, if `own_steps`, of the steps
 
     def of_all(self, step: int, seed: int) -> NDArray[np.float64]:
         """Norms (n,) of all examples before `step`, as computed: a refresh.
@@ -68,6 +85,7 @@ class NormPasses:
         """
         with self._without_hooks():
             self.within_memory(lambda: self._inspect(step), step)
+            self._expect_current(step)
             found = self.within_memory(lambda: self._norms(self._train, step, seed), step)
         self.note_non_finite(step, np.flatnonzero(~np.isfinite(found)))
         return found
@@ -77,11 +95,27 @@ class NormPasses:
         some = Subset(self._train, indices.tolist())
         return self.within_memory(lambda: self._norms(some, step, seed), step)
 
+    def compile_if(self, wanted: Compile) -> None:
+        """Compile passes if that is `wanted` and can be; if not, one line says why.
+
+        The graphs of steps are made now, from some of the examples: when to compile must not
+        depend on who is drawn.
+        """
+        plan = self.run.plan
+        size, one = self._step_examples(0), self._batch(1)
+        if not repays(wanted, self._model, self._loss_fn, one, size, plan.steps):
+            return
+        if plan.clipping == "max" and plan.kind != "estimate":
+            say_once("passes stay eager: norms are charged for just the model they are taken from")
+            return
+        self.compiled = all(map(self._compiles, self._compiled_sizes()))
+
     def test_bits_again(self, step: int) -> None:
         """Test batch invariance as before training: machine, threads or passes may be others."""
         sizes = self._covered_sizes()
-        if sizes and not bits_agree(
-            self._model, self._loss_fn, self._train, sizes, collate_fn=self._collate_fn
+        if sizes and not (
+            bits_agree(self._model, self._loss_fn, self._train, sizes, collate_fn=self._collate_fn)
+            and self._compiled_agree(sizes)
         ):
             self._not_covered(step)
 
@@ -130,7 +164,52 @@ class NormPasses:
             batch_size=size,
             collate_fn=self._collate_fn,
             seed=seed,
+            compile=self.compiled,
         )
+
+    def _compiles(self, size: int) -> bool:
+        """Whether passes of this size are compiled, and as batch invariant as eager ones."""
+        if not is_compiled(one_pass, *self._some_pass(size)):
+            return False
+        if size not in self._covered_sizes() or self._same_bits(size):
+            return True
+        say_once("passes stay eager: compiled, a row's bits depend on the rest of its batch")
+        return False
+
+    def _compiled_sizes(self) -> set[int]:
+        phases = self.run.plan.all_phases
+        sizes = {pass_examples(phase, self.micro_batch, fixed=True) for phase in phases}
+        return {size for size in sizes if size is not None}
+
+    def _some_pass(self, size: int) -> tuple[Any, ...]:
+        """What a step's pass over some of the examples takes."""
+        parameters, few = trainable(self._model), self._batch(size)
+        batch = examples(few, torch.arange(size) % example_count(few))
+        device = next(iter(parameters.values())).device
+        limits = torch.ones(size, dtype=widest_dtype(device), device=device)
+        return self.run.plan.sums, parameters, self._model, self._loss_fn, batch, limits
+
+    def _expect_current(self, step: int) -> None:
+        """A graph can't see everything that it takes for constant: a global of a module's, say."""
+        if self.compiled and not all(
+            is_current(one_pass, *self._some_pass(size)) for size in self._compiled_sizes()
+        ):
+            raise ValueError(
+                f"at step {step} compiled passes no longer do what model and loss_fn do: something "
+                "that they took for constant has changed, a global say. Go on with compile=False, "
+                "or make it an attribute of the model"
+            )
+
+    def _compiled_agree(self, sizes: Collection[int], **extent: int) -> bool:
+        """Whether compiled passes of these sizes, if there are any, are batch invariant."""
+        return not self.compiled or all(self._same_bits(size, **extent) for size in sizes)
+
+    def _same_bits(self, size: int, **extent: int) -> bool:
+        few = self._batch(COMPARED)
+        return compiled_batch_invariant(self._model, self._loss_fn, few, size, **extent)
+
+    def _batch(self, most: int) -> Any:
+        return some_examples(self._model, self._train, most, collate_fn=self._collate_fn)
 
     def _examples_at_once(self) -> int:
         return min(self._batch_size, self.micro_batch or self._batch_size)
@@ -168,7 +247,7 @@ class NormPasses:
             journal.record_random("loss", step)
         if found.random_data:
             journal.record_random("data", step)
-        if sizes and not found.batch_invariant:
+        if sizes and not (found.batch_invariant and self._compiled_agree(sizes, **QUICKLY)):
             self._not_covered(step)
 
     def _not_covered(self, step: int) -> None:

@@ -8,10 +8,11 @@ What may have been seen of a step is charged, however the loop ends; what was no
 
 from __future__ import annotations
 
-import inspect
 import os
+import sqlite3
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +26,40 @@ from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons
 from epsilons.examples import Examples
 from epsilons.files import alone_in, needing_room
+from epsilons.gradients.compile import Compile, check_compile
 from epsilons.gradients.isolation import own_generators
-from epsilons.gradients.norms import LossFn, check_loss_fn, trainable
+from epsilons.gradients.norms import LossFn, check_loss_fn
 from epsilons.journal import Journal
 from epsilons.journal.run_entries import record_identity, recorded_identity
 from epsilons.noise.keystream import Keystream
 from epsilons.randomness import Randomness
 from epsilons.release.ledger import renew_ledger
 from epsilons.runs import Run
+from epsilons.training.arguments import (
+    check_all_trained,
+    check_kinds,
+    check_max_epsilon,
+    check_scheduler,
+    check_state,
+)
 from epsilons.training.batches import Batches
-from epsilons.training.checkpoint import State, Stateful
+from epsilons.training.checkpoint import RELEASES, State, Stateful
 from epsilons.training.environment import environment, usable_device
 from epsilons.training.identity import LOSS, identity, loss_identity
 from epsilons.training.interrupt import interruptible
 from epsilons.training.loop import Loop, Step
 from epsilons.training.memory import halved
 from epsilons.training.norm_passes import NormPasses
-from epsilons.training.run_folder import begin_run, named, reopened_run, seal_run
+from epsilons.training.run_folder import (
+    begin_run,
+    end_sealed,
+    final_state,
+    named,
+    reopened_run,
+    seal_run,
+)
 from epsilons.training.sampling import Collate
-from epsilons.training.step import check_optimizer, most_examples
+from epsilons.training.step import most_examples
 
 _GO_ON = "go on: `epsilons resume {0}`, or the same call again"
 
@@ -67,6 +83,8 @@ class PrivateTraining:
     pass; halved when memory runs out. `collate_fn`, `num_workers`: as for a `DataLoader`.
     `follow`: so many random examples have their norms recorded at every step, for comparison.
     `max_epsilon`: the run ends before its worst case would exceed it.
+    `compile`: whether passes are compiled by torch; `"auto"`: if the plan has so many that it
+    repays (`docs/norms.md`).
 
     Leaving the body by `break`, Ctrl-C, an exception or kill -9 leaves a run that the same call
     goes on with; the step at which it was left is shown again, with `replayed`. With a seed it ends
@@ -97,32 +115,38 @@ class PrivateTraining:
         num_workers: int = 0,
         follow: int = 0,
         max_epsilon: float | None = None,
+        compile: Compile = "auto",
     ) -> None:
+        check_kinds(model, optimizer, train, plan, examples, collate_fn)
         check_loss_fn(loss_fn)
+        check_compile(compile)
         if plan.endless:
             raise ValueError("training needs a plan with steps or epochs")
         self._seed = None if seed is None else checks.whole("seed", seed, 0)
         if micro_batch is not None:
             checks.whole("micro_batch", micro_batch, 1)
         checks.whole("num_workers", num_workers, 0)
-        _check_stateful(state)
-        _check_scheduler(scheduler)
+        checks.whole("follow", follow, 0)
+        check_state(state)
+        check_scheduler(scheduler, optimizer)
+        check_max_epsilon(max_epsilon, plan)
         where = usable_device(device) if device is not None else next(model.parameters()).device
         model.to(where)
-        _check_all_trained(model, optimizer)
+        check_all_trained(model, optimizer)
         names = named(examples, plan, train)
-        if not 0 <= follow <= plan.n:
+        if follow > plan.n:
             raise ValueError(f"follow={follow}; expected at most the {plan.n} examples of the data")
+        path = Path(out).absolute()  # the body may change the working directory
 
-        with own_generators(where, seed=0), needing_room(Path(out), _GO_ON.format(out)):
+        with own_generators(where, seed=0), needing_room(path, _GO_ON.format(path)):
             me = identity(plan, model, optimizer, train, names)
             me[LOSS] = loss_identity(loss_fn)
-            run = reopened_run(Path(out), me, self._seed, may_be_finished=True)
+            run = reopened_run(path, me, self._seed, may_be_finished=True)
             self._resumed = run is not None
             while run is None:
                 try:
                     run = begin_run(
-                        Path(out),
+                        path,
                         plan,
                         model,
                         loss_fn,
@@ -145,10 +169,13 @@ class PrivateTraining:
         self._micro_batch, self._collate_fn, self._num_workers = (
             micro_batch, collate_fn, num_workers,
         )  # fmt: skip
-        self._followed = _chosen(plan.n, follow, self._seed)
-        self._max_epsilon = max_epsilon
+        self._followed = _chosen(plan.n, int(follow), self._seed)
+        self._max_epsilon, self._compile = max_epsilon, compile
         self._loop: Loop | None = None  # while it is iterated over
-        self._shown = False  # whether the body saw a step of this object
+        self._here = os.getpid(), threading.get_ident()
+        self._begun = False  # whether this object has trained
+        self._stands: Loop | None = None  # the loop whose step is in memory, if that is known
+        self._left: tuple[int, ...] | None = None  # the folder when the loop was left
 
     def __repr__(self) -> str:
         return f"<PrivateTraining {self.run}>"
@@ -163,8 +190,10 @@ class PrivateTraining:
                 if loop.state.unseen:
                     yield from self._show(loop)
                 while loop.state.step < last and not self.run.finished:
+                    self._stands = None
                     with interruptible() as interrupted:
                         taken = loop.advance(last)
+                    self._stands = loop
                     if (signal := interrupted()) is not None:
                         loop.stop(signal, unseen=taken)
                     if taken:
@@ -187,23 +216,37 @@ class PrivateTraining:
     def epsilons(self, delta: float | None = None, method: Method = "tight") -> Epsilons:
         """ε of every training example for the steps charged so far, in data set order.
 
-        `delta`: by default the plan's.
+        `delta`: by default the plan's. `method`: the accountant, `"tight"` (the default), `"rdp"`
+        or `"rdp-classic"`.
         """
+        self._expect_here()
         return self.run.epsilons(delta, method)
 
     def finish(self) -> None:
         """End the run where it stands, inside the loop or after it: the journal is sealed.
 
-        The weights are saved and the keys of the noise destroyed; no further step can be taken.
-        Steps that were charged ahead, 31 at most, stay charged. Again: nothing happens.
+        The weights are saved as this object has trained them, or as they were when the run was left
+        if it has not; the keys of the noise are destroyed, and no further step can be taken. Steps
+        that were charged ahead, 31 at most, stay charged. ValueError if the loop was left inside a
+        step: then the weights may be those of no step. Again: nothing happens.
         """
-        if self._loop is not None:
+        self._expect_here()
+        if self._loop is not None and self._stands is self._loop:
             self._end(self._loop)
             return
         with self._alone():
-            if not self.run.finished:
-                with self._restored(kept=not self._shown) as loop:
+            if self.run.finished:
+                return
+            if not self._begun:
+                with self._restored() as loop:
                     self._end(loop)
+            elif self._stands is not None and self._left == self._folder():
+                self._end(self._stands)
+            else:
+                raise ValueError(
+                    f"of which step the weights are is not known: {self.run.path} was left inside "
+                    "a step, or another loop went on with it. Iterate on, then finish()"
+                )
 
     def _before_sealing(self) -> None:
         """Called at the end of the run, when something may still be recorded."""
@@ -215,19 +258,38 @@ class PrivateTraining:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """The run folder for this object alone, with the run as it is now."""
+        self._expect_here()
         if self._loop is not None:
             raise ValueError(
                 f"{self.run.path} is being trained by this object; end that loop first"
             )
         with needing_room(self.run.path, _GO_ON.format(self.run.path)), alone_in(self.run.private):
+            if self.run.journal.sealed and not self.run.finished:
+                end_sealed(self.run.path)
             if self.run.finished:
                 self.run.journal.close()
                 self.run = Run.open(self.run.path)
             yield
 
+    def _forked(self) -> bool:
+        """Whether this is a copy in a child process, to which nothing of the run belongs."""
+        return os.getpid() != self._here[0]
+
+    def _expect_here(self) -> None:
+        if (os.getpid(), threading.get_ident()) != self._here:
+            raise ValueError(
+                f"the training of {self.run.path} was begun in another process or thread; go on "
+                "with it there. Run.open reads the folder from anywhere"
+            )
+
+    def _folder(self) -> tuple[int, ...]:
+        """What is another once another loop has taken a step in the folder."""
+        journal, releases = self.run.journal, self.run.private / RELEASES
+        return journal.steps_charged, journal.restarts, releases.stat().st_mtime_ns
+
     @contextmanager
-    def _restored(self, *, kept: bool = True) -> Iterator[Loop]:
-        """The loop, at the checkpoint of the run; `kept`: with the objects of `state`."""
+    def _restored(self) -> Iterator[Loop]:
+        """The loop, at the checkpoint of the run."""
         state = State(
             self._model, self._optimizer, self._scheduler, self._kept, self._followed,
             self._micro_batch,
@@ -241,35 +303,41 @@ class PrivateTraining:
             collate_fn=self._collate_fn,
             num_workers=self._num_workers,
         )
+        passes.within_memory(lambda: passes.compile_if(self._compile), 0)
         batches = Batches(
             self._train, self.run.plan, collate_fn=self._collate_fn, num_workers=self._num_workers
         )
         loop = Loop(
             self.run, state, self._loss_fn, batches, passes, self._seed, self._where,
-            environment(self._where),
+            environment(self._where, passes.compiled),
         )  # fmt: skip
-        with closing(loop):
-            loop.restore(kept=kept)
+        self._begun, self._stands = True, None
+        try:
+            loop.restore()
             if self._resumed:
                 passes.test_bits_again(state.step)
             self._resumed = True  # the next time
             renew_ledger(self.run)
-            self._loop = loop
-            try:
-                yield loop
-            finally:
-                self._loop = None
+            self._loop = self._stands = loop
+            yield loop
+        finally:
+            self._loop = None
+            if not self._forked():
+                loop.close()
+                self._left = None
+                with suppress(OSError, sqlite3.Error):  # the run has ended, or its folder is gone
+                    self._left = self._folder()
 
     def _show(self, loop: Loop) -> Iterator[Step]:
         """The step before, for the body; if that is left, the run is saved as it was before it."""
         before = loop.state.before_body()
-        self._shown = True
         try:
             yield loop.present()
         except GeneratorExit:
-            if not self.run.finished:
+            if not self._forked() and not self.run.finished:
                 loop.leave(before)
             raise
+        self._expect_here()
         if not self.run.finished:
             loop.state.unseen = False
             if (signal := self._signal_during_body()) is not None:
@@ -277,49 +345,16 @@ class PrivateTraining:
             loop.save_in_time()
 
     def _end(self, loop: Loop) -> None:
+        loop.state.unseen = False
         loop.finish_steps()
         self._before_sealing()
-        seal_run(self.run, self._model)
+        seal_run(self.run, self._model, self._kept)
 
     def _take_over_result(self) -> None:
         result = torch.load(self.run.model_file, map_location=self._where, weights_only=True)
         self._model.load_state_dict(result)
-
-
-def _check_all_trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    parameters = trainable(model)
-    check_optimizer(model, optimizer, parameters)
-    in_optimizer = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    left_out = [name for name, p in parameters.items() if id(p) not in in_optimizer]
-    if left_out:
-        raise ValueError(
-            f"the optimizer leaves out {', '.join(left_out)}: clipping would count their gradients "
-            "for nothing. Set requires_grad=False on them, or give them to the optimizer."
-        )
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise ValueError(
-            f"{type(optimizer).__name__} evaluates the loss several times a step, each of which "
-            "would have to be private; expected an optimizer that takes one gradient, like SGD"
-        )
-
-
-def _check_scheduler(scheduler: Any) -> None:
-    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        raise ValueError(
-            "ReduceLROnPlateau needs a measured value at every step; give it in state=[…], and "
-            "call its step(value) in the body of the loop, with a value that is public or private "
-            "itself"
-        )
-
-
-def _check_stateful(state: Sequence[Any]) -> None:
-    for each in state:
-        if not isinstance(each, Stateful):
-            raise ValueError(
-                f"state has a {type(each).__name__}; expected objects with state_dict and "
-                "load_state_dict"
-            )
+        for each, state in zip(self._kept, final_state(self.run, len(self._kept)), strict=True):
+            each.load_state_dict(state)
 
 
 def _chosen(n: int, follow: int, seed: int | None) -> Tensor:

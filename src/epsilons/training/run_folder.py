@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,13 @@ from epsilons.journal.run_entries import recorded_identity
 from epsilons.randomness import Randomness
 from epsilons.release.ledger import renew_ledger
 from epsilons.runs import CHECKPOINT, Run, discard_unbegun
-from epsilons.training.checkpoint import RELEASES
+from epsilons.training.checkpoint import RELEASES, Stateful, read_checkpoint
 from epsilons.training.identity import LOSS, difference, with_digests
 from epsilons.training.inspection import inspect_start
 from epsilons.training.sampling import Collate
 from epsilons.training.step import pass_sizes
+
+_STATE = "state.pt"  # in the private half
 
 
 def begin_run(
@@ -114,10 +116,55 @@ def reopened_run(
     return run
 
 
-def seal_run(run: Run, model: nn.Module) -> None:
-    """End a run: its weights are saved, its journal is sealed, and no step can be replayed."""
+def seal_run(run: Run, model: nn.Module, kept: Sequence[Stateful] = ()) -> None:
+    """End a run: its weights are saved, its journal is sealed, and no step can be replayed.
+
+    `kept`: objects whose final state is saved beside the weights.
+    """
+    if kept:
+        with private_file(run.private / _STATE) as file:
+            torch.save([each.state_dict() for each in kept], file)
     with private_file(run.model_file) as file:
         torch.save(model.state_dict(), file)
+    _seal(run)
+
+
+def end_sealed(path: Path) -> None:
+    """Do what is left of `seal_run`, which was stopped after the journal was sealed."""
+    run = Run.open(path, writable=True)
+    checkpoint = run.private / CHECKPOINT
+    if not run.model_file.exists():
+        if not checkpoint.exists():
+            raise ValueError(
+                f"{path} is finished, and its weights are gone: {run.model_file} is not there; put "
+                "it back from a copy"
+            )
+        with private_file(run.model_file) as file:
+            torch.save(read_checkpoint(checkpoint)["model"], file)
+    _seal(run)
+    run.journal.close()
+
+
+def final_state(run: Run, count: int) -> list[Any]:
+    """The final states of the `count` objects that were given to `seal_run`; none if it is 0."""
+    if not count:
+        return []
+    file = run.private / _STATE
+    if not file.exists():
+        raise ValueError(
+            f"{run.path} is finished and has no final state of the objects in state: it was "
+            "trained without them, or by an earlier version. Leave state out for the weights alone"
+        )
+    found: list[Any] = torch.load(file, map_location="cpu", weights_only=True)
+    if len(found) != count:
+        raise ValueError(
+            f"the run keeps the state of {len(found)} objects, and state has {count}; give the "
+            "same ones in the same order"
+        )
+    return found
+
+
+def _seal(run: Run) -> None:
     run.journal.seal()
     renew_ledger(run)  # what the individual ε's are worth is known only now
     destroy(run.private / RELEASES)

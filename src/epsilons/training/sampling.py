@@ -27,7 +27,8 @@ class PoissonLoader:
     size. An empty draw yields `(empty, None)` and is a step like any other.
 
     `generator`: a `Keystream`, a `torch.Generator`, or None for secret coins from the operating
-    system. Only secret sampling has the privacy that the plan computes.
+    system. Only secret sampling has the privacy that the plan computes. `dataset`: a map-style data
+    set of `plan.n` examples, else ValueError. `collate_fn`: as for a `DataLoader`.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class PoissonLoader:
             yield indices, self.batch(indices)
 
     def draw(self, rate: float) -> Tensor:
-        """The indices of one Poisson sample, ascending."""
+        """The indices of one Poisson sample, ascending, each drawn with probability `rate`."""
         if isinstance(self._generator, Keystream):
             return poisson_draw(self._generator, self._plan.n, rate)
         coins = torch.rand(

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from epsilons.accounting.margins import Margin
 from epsilons.accounting.plan import Phase, Plan
 from epsilons.accounting.sums import pass_size
+from epsilons.gradients.compile import Clipped
 from epsilons.gradients.norms import (
-    Clipped,
     LossFn,
     check_loss_fn,
     clipped_pass,
@@ -42,6 +42,10 @@ def private_step(
 ) -> Tensor:
     """Take one private step; the norms (B,) of the batch's gradients come back.
 
+    `model` is trained in place by `optimizer`, any of `torch.optim`; no step needs more of it than
+    `step()`. `loss_fn(model, batch)`: one loss per example, (B,). `noise`: `SecureNoise()`, or
+    `SeededNoise(seed)` for experiments. The norms are those before clipping; they are private.
+
     `batch` is a Poisson draw, or None for an empty one: then the step adds noise only.
     `plan` is a plan without phases, or `plan.phase(step)`. `bounds` is each example's clip bound
     (B,), or one for all, at most `plan.max_grad_norm`, which is the default under common clipping.
@@ -53,7 +57,8 @@ def private_step(
     (`clipping="none"`) the bounds are taken as they are, up to ∞.
 
     `micro_batch`: the most examples in memory at once. With the plan's `sums="float64"` every pass
-    has one size, by default a little more than the expected batch.
+    has one size, by default a little more than the expected batch. ValueError for bounds,
+    optimizers and sums that don't fit; `UnsupportedLayer` where no per-example gradient exists.
     """
     return taken_step(
         model, optimizer, loss_fn, batch, plan, noise=noise, bounds=bounds, micro_batch=micro_batch
@@ -70,8 +75,9 @@ def taken_step(
     noise: Noise,
     bounds: Bounds | None = None,
     micro_batch: int | None = None,
+    compile: bool = False,
 ) -> Clipped:
-    """`private_step`, with the losses; its sums may be overwritten."""
+    """`private_step`, with the losses, by compiled passes if asked; its sums may be overwritten."""
     check_loss_fn(loss_fn)
     parameters = trainable(model)
     check_optimizer(model, optimizer, parameters)
@@ -89,9 +95,16 @@ def taken_step(
         _check_size(plan, example_count(batch))
         if plan.noise_std > 0:
             limits = _with_room(limits, plan, sum(p.numel() for p in parameters.values()))
-        size = pass_examples(plan, micro_batch)
+        size = pass_examples(plan, micro_batch, fixed=compile)
         found = clipped_pass(
-            parameters, model, loss_fn, batch, limits, micro_batch=size, sums=plan.sums
+            parameters,
+            model,
+            loss_fn,
+            batch,
+            limits,
+            micro_batch=size,
+            sums=plan.sums,
+            compile=compile,
         )
     noisy = noise.added_to(found.sums, plan.noise_std, plan.batch_size)
     for name, parameter in parameters.items():
@@ -100,9 +113,11 @@ def taken_step(
     return found
 
 
-def pass_examples(plan: Plan | Phase, micro_batch: int | None) -> int | None:
-    """How many examples each pass of a step takes; None: all there are."""
-    if plan.sums == "float32":
+def pass_examples(
+    plan: Plan | Phase, micro_batch: int | None, *, fixed: bool = False
+) -> int | None:
+    """How many examples each pass of a step takes; None: all there are, unless it is `fixed`."""
+    if plan.sums == "float32" and not fixed:
         return micro_batch
     return pass_size(plan.batch_size, plan.max_batch, micro_batch)
 

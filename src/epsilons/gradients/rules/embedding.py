@@ -40,27 +40,32 @@ class Embedding(GradientRule):
     def square_norms(self, g: Tensor) -> Tensor:
         ids, g = self.positions(g)
         # positions of one id may cancel: their sum is to be the one that is added
-        keys, rows = self._rows_of_ids(ids, g.to(widest_dtype(g.device)))
-        squares = rows.new_zeros(len(g))
-        return squares.index_add_(0, keys // self.vocabulary, rows.square().sum(1))
-
-    def _rows_of_ids(self, ids: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of an example's gradient that aren't zero, (rows, d), and example·V + id."""
-        example = torch.arange(len(g), device=g.device).unsqueeze(1)
-        keys, row = torch.unique(example * self.vocabulary + ids, return_inverse=True)
-        return keys, g.new_zeros(len(keys), g.shape[2]).index_add_(
-            0, row.flatten(), g.flatten(0, 1)
-        )
+        return _rows_of_ids(ids, g.to(widest_dtype(g.device)))[1].square().sum((1, 2))
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
         ids, g = self.positions(g)
         total = factors.new_zeros(self.vocabulary, g.shape[2])
         if factors.dtype == torch.float64:  # first by example: its positions may cancel
-            keys, rows = self._rows_of_ids(ids, g.double())
-            rows *= factors[keys // self.vocabulary].unsqueeze(1)
-            return total.index_add_(0, keys % self.vocabulary, rows)
-        g = g * factors[:, None, None]
-        return total.index_add_(0, ids.flatten(), g.flatten(0, 1))
+            ids, g = _rows_of_ids(ids, g.double())
+        g = (g * factors[:, None, None]).flatten(0, 1)
+        return total.scatter_add_(0, _along(ids, g), g)
+
+
+def _rows_of_ids(ids: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients added up by id within each example: ids (B, T), of which as many as differ are
+    used, and rows (B, T, d), of which the others are zero."""
+    count, positions = ids.shape
+    ordered, order = ids.sort(stable=True, dim=1)
+    numbers = F.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0)).cumsum(1)
+    numbers = torch.empty_like(order).scatter_(1, order, numbers)  # of the ids, in their own order
+    slots = numbers + positions * torch.arange(count, device=ids.device).unsqueeze(1)
+    rows = torch.zeros_like(g).flatten(0, 1).scatter_add_(0, _along(slots, g), g.flatten(0, 1))
+    return torch.zeros_like(ids).scatter_(1, numbers, ids), rows.view(g.shape)
+
+
+def _along(slots: Tensor, g: Tensor) -> Tensor:
+    """The slot of every number in rows of gradients."""
+    return slots.long().flatten().unsqueeze(1).expand(-1, g.shape[-1])
 
 
 @norm_rule(F.embedding)

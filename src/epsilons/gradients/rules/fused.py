@@ -89,7 +89,7 @@ class _GroupNorm(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         anchor: Tensor,
-        weight: Tensor | None,
+        weight: Tensor,
         bias: Tensor | None,
         groups: int,
         eps: float,
@@ -97,7 +97,7 @@ class _GroupNorm(torch.autograd.Function):
     ) -> Tensor:
         if not (x.is_contiguous() or _pixel_by_pixel(x)):
             x = x.contiguous()
-        weight = None if weight is None else weight.contiguous()
+        weight = weight.contiguous()
         bias = None if bias is None else bias.contiguous()
         n, c = x.shape[:2]
         out, mean, rstd = torch.native_group_norm(
@@ -114,16 +114,16 @@ class _GroupNorm(torch.autograd.Function):
         dx, scale, shift = _group_norm_backward(
             g.contiguous(),
             x.contiguous(),
-            mean,
-            rstd,
-            None if weight is None else weight.expand(n, c).contiguous(),
+            mean.view(1, -1),
+            rstd.view(1, -1),
+            weight.repeat(n),
             1,
             n * c,
             math.prod(x.shape[2:]),
             n * ctx.groups,
             [ctx.needs_input_grad[0], True, True],
         )
-        ctx.deliver(scale, shift)
+        ctx.deliver(scale.view(n, c), shift.view(n, c))
         return (dx, *[None] * 6)
 
 
@@ -302,7 +302,7 @@ def _group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Any:
-    if not _applies(tracer, input, weight, bias):
+    if weight is None or not _applies(tracer, input, weight, bias):
         return NotImplemented
     deliver = _delivery(tracer, weight, bias, "group_norm")
     options = num_groups, eps, deliver

@@ -16,6 +16,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from epsilons.gradients.compile import is_traced
+
 LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
 SCRATCH_BYTES = 2**23  # what one operation may hold beside its operands
 PIECE = 4096  # numbers whose squares are summed in float32
@@ -37,22 +39,23 @@ class GradientRule(ABC):
 
     @abstractmethod
     def gradients(self, g: Tensor) -> Tensor:
-        """Every example's gradient, (B, *weight.shape)."""
+        """Every example's gradient, (B, *weight.shape), from the output gradients `g` (B, …)."""
 
     def square_norms(self, g: Tensor) -> Tensor:
-        """Every example's squared gradient norm, (B,)."""
+        """Every example's squared gradient norm, (B,), from the output gradients `g` (B, …)."""
         return square_norms(self.gradients(g))
 
     def weighted_sum(self, g: Tensor, factors: Tensor) -> Tensor:
-        """Σ_i factors_i · gradient_i, of the weight's shape and the factors' dtype; factors: (B,).
+        """The sum of gradients weighted by `factors` (B,), from the output gradients `g` (B, …).
 
-        In float64, what one example adds must be a function of its own rows of `data` and g, to the
-        last bit: contract over examples only what is exact in float64, else `materialized_sum`.
+        Σ_i factors_i · gradient_i, of the weight's shape and the factors' dtype. In float64, what
+        one example adds must be a function of its own rows of `data` and g, to the last bit:
+        contract over examples only what is exact in float64, else `materialized_sum`.
         """
         return weighted(self.gradients(g), factors)
 
     def materializes(self, g: Tensor) -> bool:
-        """Whether `square_norms` materializes the gradients in full."""
+        """Whether `square_norms` materializes the gradients in full, given `g`."""
         return True
 
     def saved(self) -> Sequence[Tensor]:
@@ -60,7 +63,7 @@ class GradientRule(ABC):
         return [] if self.data is None else [self.data]
 
     def rows(self, chosen: slice | Tensor) -> Self:
-        """The same rule for some of the examples."""
+        """The same rule for the examples `chosen`, a slice or their indices."""
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
         if self.data is not None:
@@ -85,10 +88,11 @@ RULES: dict[Any, tuple[RuleBuilder, str | None]] = {}
 def norm_rule(
     *operations: Callable[..., Any], data: str | None = "input"
 ) -> Callable[[RuleBuilder], RuleBuilder]:
-    """Register the rule of one or more operations.
+    """Register the rule of one or more `operations`, by decorating its builder.
 
-    `data` names the one argument (the first) that may depend on the data; None leaves it to the
-    rule, which may yield nothing to decline.
+    The builder is called with what an operation is called with, and yields a `GradientRule` for
+    every weight that it uses. `data` names the one argument (the first) that may depend on the
+    data; None leaves it to the rule, which may yield nothing to decline.
     """
 
     def register(build: RuleBuilder) -> RuleBuilder:
@@ -164,9 +168,12 @@ def materialized_sum(rule: GradientRule, g: Tensor, factors: Tensor, size: int) 
 def replace_cancelled(squares: Tensor, cancelled: Tensor, rule: GradientRule, g: Tensor) -> None:
     """Take the squared norms that cancelled from materialized gradients, in place.
 
-    One example at a time, so that its norm doesn't depend on how many others there are.
+    One example at a time, so that its norm doesn't depend on how many others there are. In a graph
+    they become NaN, which has the example done again.
     """
-    if bool(cancelled.any()):
+    if is_traced(cancelled):
+        squares.masked_fill_(cancelled, math.nan)
+    elif bool(cancelled.any()):
         for i in cancelled.nonzero().flatten().tolist():
             squares[i] = square_norms(rule.rows(slice(i, i + 1)).gradients(g[i : i + 1]))[0]
 

@@ -1,0 +1,372 @@
+"""Passes of one shape, traced once into one graph and compiled by torch; eager is the definition.
+
+Forward and backward pass, norms, clip factors and clipped sums become one graph of torch's
+operations, out of the same rules. A graph can't branch on data: an example that the eager pass
+would treat apart (cancellation, nothing finite) comes out with a norm that isn't finite, and is
+done again by the eager pass, by itself. Everybody else's bits stay as they are.
+
+Of torch this needs two names that are not public, `FakeTensor` and an option of `make_fx`; tried
+with torch 2.13.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import shutil
+import sys
+import warnings
+from collections.abc import Callable
+from itertools import chain
+from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.func import functional_call
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
+
+from epsilons.gradients.isolation import undisturbed
+from epsilons.gradients.trees import swapped, tensors_in
+
+Compile = Literal["auto"] | bool
+LossFn = Callable[[nn.Module, Any], Tensor]
+
+# Gradients by example want the channels where they are.
+_OPTIONS: dict[str, Any] = {"layout_optimization": False}
+_MOST = 16  # graphs of one model and loss; what needs more has another shape every time
+_PASSES, _SECONDS = 100, 300.0  # the least, and what eager passes must take, to be compiled
+_FLOPS, _CALLS = 2e10, 2e-4  # a second on two cores; seconds that the calls of a parameter take
+_AGREE = 1e-5  # relative: half of the examples' norms must come out as near to the eager ones
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether a tensor stands for the numbers of a graph that is being made, and has none."""
+    return isinstance(tensor, FakeTensor)
+
+
+def check_compile(compile: Any) -> None:
+    """A `ValueError` unless it says whether to compile."""
+    if compile != "auto" and not isinstance(compile, bool):
+        raise ValueError(f"compile={compile!r}; expected 'auto', True or False")
+
+
+class Clipped(NamedTuple):
+    """A batch's clipped sum by parameter name; norms and losses (B,) of its examples."""
+
+    sums: dict[str, Tensor]
+    norms: Tensor
+    losses: Tensor
+
+
+class Inputs(NamedTuple):
+    """What a pass takes; without `limits`, the clip bounds (B,), it gives no sums."""
+
+    sums: str  # their dtype
+    parameters: dict[str, Tensor]
+    model: nn.Module
+    loss_fn: LossFn
+    batch: Any
+    limits: Tensor | None
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.parameters.values())).device
+
+
+Pass = Callable[..., Clipped]  # of all inputs
+
+
+class StaysEager(Exception):
+    """Why a pass can't be compiled, for a reader."""
+
+
+class Graph:
+    """A pass over batches of one shape as a function of parameters, other tensors and batch."""
+
+    def __init__(self, work: Pass, inputs: Inputs) -> None:
+        self.names = list(inputs.parameters)
+        self._call: Callable[..., Any] = torch.compile(
+            _traced(work, inputs), dynamic=False, fullgraph=True, options=_OPTIONS
+        )
+
+    def __call__(self, inputs: Inputs) -> Clipped:
+        device = inputs.device.type
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
+            sums, norms, losses = self._call(*_tensors(inputs))
+        return Clipped(dict(zip(self.names, sums, strict=False)), norms, losses)
+
+
+def compiled_pass(work: Pass, *given: Any) -> Clipped:
+    """The pass `work` of the given `Inputs` by its graph; eager if it has none.
+
+    Examples that must be treated apart are done by `work`, and the others without them.
+    """
+    inputs = Inputs(*given)
+    graph = _graph(work, inputs)
+    if graph is None:
+        return work(*inputs)
+    found = graph(inputs)
+    apart = ~found.norms.isfinite()
+    if not bool(apart.any()):
+        return found
+    limits = inputs.limits
+    if limits is None:
+        eager = work(*inputs)
+    else:
+        eager = work(*inputs._replace(limits=limits.where(apart, 0.0)))
+        if not bool(apart.all()):  # copies of another in their places: 0 · ∞ is no 0
+            rows = torch.arange(len(apart), device=apart.device)
+            rows = rows.where(~apart, rows[~apart][0])
+            rest = swapped(
+                inputs.batch, {id(t): t[rows] for t in tensors_in(inputs.batch) if t.dim() > 0}
+            )
+            found = graph(inputs._replace(batch=rest, limits=limits.where(~apart, 0.0)))
+            sums = {name: total + eager.sums[name] for name, total in found.sums.items()}
+            eager = eager._replace(sums=sums)
+    norms = eager.norms.where(apart, found.norms)
+    return Clipped(eager.sums, norms, eager.losses.where(apart, found.losses))
+
+
+def is_compiled(work: Pass, *given: Any) -> bool:
+    """Whether such a pass has a graph, which is made now if it is new."""
+    return _graph(work, Inputs(*given)) is not None
+
+
+def is_current(work: Pass, *given: Any) -> bool:
+    """Whether the graph of such a pass, if there is one, still does what the eager pass does."""
+    inputs = Inputs(*given)
+    graph = _graph(work, inputs)
+    if graph is None:
+        return True
+    with undisturbed(inputs.model, inputs.device, seed=0):
+        return not _differ(graph(inputs), work(*inputs))
+
+
+def repays(
+    compile: Compile, model: nn.Module, loss_fn: LossFn, batch: Any, size: int, passes: int
+) -> bool:
+    """Whether to compile, given what the caller asked for and how many passes there will be.
+
+    With "auto", if eager passes of `size` examples would take five minutes: by the operations and
+    parameters of a forward pass, so that the same run decides the same way on any machine with a
+    compiler. Then a line on stderr says so. `batch`: some examples.
+    """
+    if compile != "auto":
+        return compile
+    device = next(model.parameters()).device
+    if passes < _PASSES or (device.type == "cpu" and shutil.which("g++") is None):
+        return False
+    one = swapped(batch, {id(t): t[:1] for t in tensors_in(batch) if t.dim() > 0})
+    with undisturbed(model, device, seed=0), torch.no_grad(), FlopCounterMode(display=False) as its:
+        loss_fn(model, one)
+    parameters = sum(p.requires_grad for p in model.parameters())
+    each = 3 * its.get_total_flops() * size / _FLOPS + _CALLS * parameters
+    if passes * each < _SECONDS:
+        return False
+    say_once(f"compiling the passes of {type(model).__name__}; the first takes a minute or more")
+    return True
+
+
+Graphs = dict[Any, Graph | None]  # by `_facts`; None: eager
+_known: WeakKeyDictionary[nn.Module, WeakKeyDictionary[Any, Graphs]] = WeakKeyDictionary()
+
+
+def _graph(work: Pass, inputs: Inputs) -> Graph | None:
+    """The graph of such a pass, made now if it is new; None if such passes stay eager."""
+    owner = getattr(inputs.loss_fn, "__self__", inputs.loss_fn)  # a bound method is always new
+    known = _known.setdefault(inputs.model, WeakKeyDictionary()).setdefault(owner, {})
+    try:
+        key = _facts(inputs)
+        if key not in known:
+            if len(known) >= _MOST:
+                raise StaysEager(f"{_MOST} shapes were compiled, and this is one more")
+            known[key] = None
+            known[key] = _checked(work, inputs)
+        return known[key]
+    except StaysEager as reason:
+        say_once(f"passes of {type(inputs.model).__name__} stay eager: {reason}")
+        return None
+
+
+def _traced(work: Pass, inputs: Inputs) -> GraphModule:
+    """The pass as a graph of torch's operations, from shapes alone."""
+    trained, batch = inputs.parameters, inputs.batch
+    others = [name for name, _ in _others(inputs)]
+
+    def run(own: list[Tensor], rest: list[Tensor], rows: list[Tensor], limits: Any) -> Any:
+        leaves = {n: t.detach().requires_grad_() for n, t in zip(trained, own, strict=True)}
+        held = leaves | dict(zip(others, rest, strict=True))
+        its = swapped(batch, {id(t): r for t, r in zip(tensors_in(batch), rows, strict=True)})
+
+        def passed(model: nn.Module) -> Any:
+            found = work(inputs.sums, leaves, model, inputs.loss_fn, its, limits)
+            return list(found.sums.values()), found.norms, found.losses
+
+        return functional_call(
+            _Holding(inputs.model), {f"held.{name}": t for name, t in held.items()}, passed
+        )
+
+    return make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(*_tensors(inputs))
+
+
+class _Holding(nn.Module):
+    """A module that passes its only child to a function."""
+
+    def __init__(self, held: nn.Module) -> None:
+        super().__init__()
+        self.held = held
+
+    def forward(self, function: Callable[[nn.Module], Any]) -> Any:
+        return function(self.held)
+
+
+def _checked(work: Pass, inputs: Inputs) -> Graph:
+    """A graph whose norms are those of the eager pass; that one must change nothing else."""
+    with torch.inference_mode(False):  # a batch of its own, which the model may change
+        own = {id(t): t.clone() for t in tensors_in(inputs.batch)}
+        inputs = inputs._replace(batch=swapped(inputs.batch, own))
+    with undisturbed(inputs.model, inputs.device, seed=0):
+        before, facts = _disturbed(inputs), _facts(inputs)
+        eager = work(*inputs)
+        if _disturbed(inputs) != before:
+            raise StaysEager("they draw random numbers, or change buffers or their batch")
+        if _differ(work(*inputs), eager):
+            raise StaysEager("they come out differently a second time")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the compiler, about itself
+                graph = Graph(work, inputs)
+                found = graph(inputs)
+        except (StaysEager, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # of the model, the tracing or the compiler, in any way
+            said = " ".join((str(error) or type(error).__name__).split())
+            raise StaysEager(f"they can't be compiled ({said[:200]})") from error
+        if _facts(inputs) != facts:
+            raise StaysEager("the model's own attributes change from pass to pass")
+    if _differ(found, eager):
+        raise StaysEager("their compiled norms differ from the eager ones")
+    return graph
+
+
+def _differ(found: Clipped, eager: Clipped) -> bool:
+    """Whether most norms do: where a ReLU is at its kink, those of single examples may."""
+    wrong = (found.norms - eager.norms).abs() > _AGREE * eager.norms
+    return bool(wrong.double().mean() > 0.5)
+
+
+def _disturbed(inputs: Inputs) -> Any:
+    """What a pass must leave as it was to be compiled: generators, buffers, batch."""
+    tensors = [*inputs.model.buffers(), *tensors_in(inputs.batch)]
+    states = [torch.get_rng_state()]
+    if inputs.device.type != "cpu":
+        states.append(torch.get_device_module(inputs.device).get_rng_state(inputs.device))
+    return (
+        [(id(t), t._version) for t in tensors if not t.is_inference()],
+        [state.numpy().tobytes() for state in states],
+        random.getstate(),
+        np.random.get_state()[1].tobytes(),  # type: ignore[index] # noqa: NPY002
+    )
+
+
+def _others(inputs: Inputs) -> list[tuple[str, Tensor]]:
+    """The model's tensors that aren't trained, by name."""
+    model = inputs.model
+    named = chain(model.named_parameters(), model.named_buffers())
+    return [(name, t.detach()) for name, t in named if name not in inputs.parameters]
+
+
+def _tensors(inputs: Inputs) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor | None]:
+    """All that is numbers: trained parameters, other tensors of the model, batch, limits."""
+    return (
+        [p.detach() for p in inputs.parameters.values()],
+        [t for _, t in _others(inputs)],
+        [t.detach().resolve_neg().contiguous() for t in tensors_in(inputs.batch)],
+        None if inputs.limits is None else inputs.limits.contiguous(),
+    )
+
+
+def _facts(inputs: Inputs) -> Any:
+    """All that a graph takes for constant: shapes, settings, attributes of model and loss."""
+    ids, device = [id(t) for t in tensors_in(inputs.batch)], inputs.device.type
+    tensors = chain(inputs.model.parameters(), inputs.model.buffers())
+    return (
+        inputs.sums,
+        inputs.limits is None,
+        tuple(inputs.parameters),
+        tuple((t.shape, t.dtype, t.device) for t in tensors),
+        _skeleton(inputs.batch),
+        tuple(ids.index(i) for i in ids),  # of tensors that are in it twice
+        _of_modules(inputs.model),
+        _of_function(inputs.loss_fn),
+        torch.get_num_threads(),
+        torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+    )
+
+
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None), torch.dtype, torch.device})
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_LOOKED_INTO = (nn.Module, functools.partial)
+_TORCHS_OWN = frozenset(vars(nn.Module())) - {"training", *_HOOKS}
+
+
+def _skeleton(tree: Any) -> Any:
+    """A batch but for the numbers in its tensors."""
+    if isinstance(tree, Tensor):
+        return tree.shape, tree.dtype, tree.device
+    if isinstance(tree, dict):
+        return tuple((key, _skeleton(branch)) for key, branch in tree.items())
+    if isinstance(tree, (list, tuple)):
+        return type(tree), tuple(map(_skeleton, tree))
+    if type(tree) in _PLAIN:
+        return tree
+    raise StaysEager(f"a batch holds a {type(tree).__name__}")
+
+
+def _of_modules(model: nn.Module) -> Any:
+    """The modules of a model, with the plain values that they have hold of."""
+    facts: list[Any] = []
+    for module in model.modules():
+        facts.append(type(module))
+        for name, value in vars(module).items():
+            if name not in _TORCHS_OWN:
+                facts += name, _of_value(value)
+    return tuple(facts)
+
+
+def _of_function(function: Any) -> Any:
+    """A loss function, with the plain values that it has hold of."""
+    if isinstance(function, nn.Module):
+        return _of_modules(function)
+    if isinstance(function, functools.partial):
+        held = (function.func, *function.args, *function.keywords.values())
+        return tuple(map(_of_function, held))
+    cells = getattr(function, "__closure__", None) or ()
+    code, known = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    named = (known[name] for name in (code.co_names if code else ()) if name in known)
+    held = (*(cell.cell_contents for cell in cells), *named)
+    parts = (_of_function(v) if isinstance(v, _LOOKED_INTO) else _of_value(v) for v in held)
+    return getattr(function, "__func__", None), _of_value(function), *parts
+
+
+def _of_value(value: Any) -> Any:
+    """A plain value as it is; of others what can be told at no cost."""
+    kind = type(value)
+    if kind in _PLAIN or (kind is tuple and all(type(part) in _PLAIN for part in value)):
+        return value
+    if isinstance(value, Tensor):
+        return id(value)
+    return len(value) if isinstance(value, dict) else kind
+
+
+@functools.cache
+def say_once(sentence: str) -> None:
+    """One line on stderr, the first time."""
+    print(sentence, file=sys.stderr)
