@@ -133,7 +133,12 @@ def test_a_written_plan_without_refreshes_has_none():
 
 
 def test_plan_survives_the_way_through_plain_values():
-    for original in (plan(refreshes_per_epoch=3), plan(batch_size=None, sample_rate=0.3)):
+    for original in (
+        plan(refreshes_per_epoch=3),
+        plan(batch_size=None, sample_rate=0.3),
+        plan(clipping="none", noise_multiplier=0),
+        plan(epochs=None, steps=0),
+    ):
         assert Plan.from_dict(original.to_dict()) == original
 
 

@@ -189,11 +189,13 @@ class Plan:
             )
 
     def _fill_refreshes(self) -> None:
-        given = self.refreshes_per_epoch is not None or self.refresh_every is not None
-        if given or self.clipping != "max" or self.endless or self.steps == 0:
+        if self.refreshes_per_epoch is not None or self.refresh_every is not None or self.endless:
             return
-        times = max(1, int(self.epochs * _REFRESH_SHARE / (1 - _REFRESH_SHARE) + 1e-9))
-        object.__setattr__(self, "refreshes_per_epoch", times / self.epochs)
+        per_epoch = 0.0
+        if self.clipping == "max" and self.steps:
+            times = max(1, int(self.epochs * _REFRESH_SHARE / (1 - _REFRESH_SHARE) + 1e-9))
+            per_epoch = times / self.epochs
+        object.__setattr__(self, "refreshes_per_epoch", per_epoch)
 
     def _fill_length(self) -> None:
         if self.steps is None and self.epochs is None:
