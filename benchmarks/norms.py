@@ -202,7 +202,7 @@ def our_full_step(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> Cal
     return our_step(model, x, y, micro_batch=len(x), **options)
 
 
-# A method whose name does not begin with epsilons is a peer.
+# A method whose name begins with neither epsilons nor plain is a peer.
 STEPS: dict[str, Method] = {
     "plain": plain_step,
     "plain-compiled": partial(plain_step, compile=True),
@@ -285,8 +285,8 @@ def times_of(calls: dict[str, Call], rounds: int, seconds: float) -> dict[str, l
 
 
 def report(title: str, plain: str, ratios: dict[str, float], texts: dict[str, str]) -> None:
-    """Print one line: our methods, the best peer, and the other peers."""
-    ours = [name for name in ratios if name.startswith("epsilons")]
+    """Print one line: ours and plain compiled, the best peer, and the other peers."""
+    ours = [name for name in ratios if name.startswith(("epsilons", "plain"))]
     others = sorted((name for name in ratios if name not in ours), key=ratios.__getitem__)
     line = [f"{name} {texts[name]}" for name in ours]
     line += [f"best peer {name} {texts[name]}" for name in others[:1]]

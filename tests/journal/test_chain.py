@@ -3,6 +3,8 @@
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -290,3 +292,29 @@ def test_of_two_that_append_at_once_both_entries_stay(live, monkeypatch):
     with reopened(live) as journal:
         assert set(journal.random) == {"loss", "data"}
         journal.verify()
+
+
+_LOCKED = """
+import fcntl, os, sys
+with open(sys.argv[1], "r+b") as file:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 0x40000002, os.SEEK_SET)
+    except OSError:
+        print("locked")
+"""
+
+
+def test_reading_ones_own_journal_leaves_its_locks(live):
+    """Without SQLite's lock another process may take the journal for closed, and its WAL away."""
+
+    def locked():
+        command = [sys.executable, "-c", _LOCKED, str(live / "j")]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    writer = reopened(live, writable=True)
+    writer.restart(3)
+    assert locked() == "locked\n"
+    with reopened(live) as reader:
+        assert reader.steps_charged == 3
+    assert locked() == "locked\n"
+    writer.charge(3)

@@ -135,6 +135,26 @@ def test_a_finished_folder_gives_the_objects_of_state_their_final_state(tmp_path
         list(averaged(tmp_path / "run")[0])
 
 
+class Best:
+    """The best number so far, as NumPy gives it."""
+
+    value = 0.0
+
+    def state_dict(self):
+        return {"value": np.float64(self.value)}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+def test_the_final_state_holds_what_checkpoints_can(tmp_path):
+    best, again = Best(), Best()
+    for step in started(tmp_path / "run", state=[best])[0]:
+        best.value = step.number
+    assert list(started(tmp_path / "run", state=[again])[0]) == []
+    assert again.value == 11
+
+
 class Stopped(Exception):
     pass
 

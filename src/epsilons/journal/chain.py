@@ -14,8 +14,9 @@ import hashlib
 import json
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -34,6 +35,10 @@ CREATE TABLE entry (
     digest BLOB NOT NULL
 )
 """
+
+
+# How many chains of this process write to a file, by device and inode.
+_written = Counter[tuple[int, int]]()
 
 
 class Entry(NamedTuple):
@@ -61,8 +66,12 @@ class Chain:
         self._anchor = anchor
         self._writable = writable
         self._anchor_content: bytes | None = None
-        if writable:
-            self._connection = _connect(path) if _in_wal_mode(path) else _connect_sealed(path)
+        self._inode: tuple[int, int] | None = None  # of the file, while this writes to it
+        if writable and _in_wal_mode(path):
+            self._connection, self._inode = _connect(path), _inode(path)
+            _written[self._inode] += 1
+        elif writable:
+            self._connection = _connect_sealed(path)
         else:
             self._connection, self._anchor_content = _snapshot(path, anchor)
         self._last_cache: dict[tuple[str, ...], tuple[int, Entry | None]] = {}
@@ -102,6 +111,9 @@ class Chain:
 
     def close(self) -> None:
         self._connection.close()
+        if self._inode is not None:
+            _written[self._inode] -= 1
+            self._inode = None
 
     def append(
         self,
@@ -206,7 +218,7 @@ class Chain:
             draft.unlink(missing_ok=True)
             os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             self._connection.execute("VACUUM INTO ?", (str(draft),))
-            self._connection.close()
+            self.close()
             sync(draft)
             os.replace(draft, self.path)
             sync(self.path.parent)
@@ -220,9 +232,7 @@ class Chain:
     @property
     def sealed(self) -> bool:
         """Whether the file on disk takes no more entries."""
-        # asked of SQLite: closing the file ourselves would drop the locks of its connections
-        with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)) as now:
-            return bool(now.execute("PRAGMA journal_mode").fetchone() != ("wal",))
+        return not _in_wal_mode(self.path)
 
     def verify(self) -> tuple[int, bool]:
         """The number of entries and whether the file is sealed; ValueError if it was changed."""
@@ -320,9 +330,20 @@ def _file_digest(path: Path) -> str:
 
 
 def _in_wal_mode(path: Path) -> bool:
-    """Whether the chain is not sealed: bytes 18 and 19 of an SQLite file are 2 in WAL mode."""
+    """Whether the chain is not sealed: bytes 18 and 19 of an SQLite file are 2 in WAL mode.
+
+    A file that this process writes to is not opened for that: closing it would take away the locks
+    of the connection.
+    """
+    if _written[_inode(path)]:
+        return True
     with path.open("rb") as file:
         return file.read(20)[18:20] == b"\x02\x02"
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    facts = path.stat()
+    return facts.st_dev, facts.st_ino
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -124,10 +124,10 @@ class State:
             "model": self.model.state_dict(),
             "modes": now.modes,
             "optimizer": self.optimizer.state_dict()
-            | {"param_groups": _plain(now.param_groups, "the optimizer")},
-            "scheduler": _plain(now.scheduler, "the scheduler"),
+            | {"param_groups": plain_state(now.param_groups, "the optimizer")},
+            "scheduler": plain_state(now.scheduler, "the scheduler"),
             "scheduled_by": type(self.scheduler).__name__,
-            "kept": [_plain(state, f"state[{k}]") for k, state in enumerate(now.kept)],
+            "kept": [plain_state(state, f"state[{k}]") for k, state in enumerate(now.kept)],
             "micro_batch": self.micro_batch,
             "loss": self.loss,
             "unseen": self.unseen,
@@ -140,11 +140,8 @@ class State:
             torch.save(content, file)
         return True
 
-    def load(self, content: dict[str, Any], *, kept: bool = True) -> None:
-        """Take over what `save` wrote, into the same objects; the streams are the caller's.
-
-        `kept`: into those of `kept` too.
-        """
+    def load(self, content: dict[str, Any]) -> None:
+        """Take over what `save` wrote, into the same objects; the streams are the caller's."""
         self.step = content["step"]
         if (now := type(self.scheduler).__name__) != content["scheduled_by"]:
             raise ValueError(
@@ -166,7 +163,7 @@ class State:
                 f"the run keeps the state of {len(content['kept'])} objects, and state has "
                 f"{len(self.kept)}; give the same ones in the same order"
             )
-        for each, state in zip(self.kept, content["kept"] if kept else (), strict=kept):
+        for each, state in zip(self.kept, content["kept"], strict=True):
             each.load_state_dict(state)
         # passes as they were give the bits that were; a smaller size was asked for, or needed
         given = [size for size in (self.micro_batch, content["micro_batch"]) if size is not None]
@@ -184,14 +181,14 @@ def _equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
 
 
-def _plain(value: Any, owner: str) -> Any:
+def plain_state(value: Any, owner: str) -> Any:
     """The value of what a checkpoint can hold; numbers of NumPy become Python's."""
     if isinstance(value, np.generic):
         return value.item()
     if type(value) in (dict, OrderedDict, Counter):
-        return type(value)({key: _plain(part, owner) for key, part in value.items()})
+        return type(value)({key: plain_state(part, owner) for key, part in value.items()})
     if type(value) in (list, tuple, set):
-        return type(value)(_plain(part, owner) for part in value)
+        return type(value)(plain_state(part, owner) for part in value)
     if value is None or isinstance(value, (Tensor, bool, int, float, complex, str, bytes)):
         return value
     raise ValueError(

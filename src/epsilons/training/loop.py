@@ -99,16 +99,13 @@ class Loop:
         self._movement: Movement | None = None
         self._saved = time.monotonic()
 
-    def restore(self, *, kept: bool = True) -> None:
-        """Start where the run stands: at its checkpoint, or at its beginning.
-
-        `kept`: with the user's objects; else they are left as they are.
-        """
+    def restore(self) -> None:
+        """Start where the run stands: at its checkpoint, or at its beginning."""
         charged, old = self.journal.steps_charged, None
         checkpoint = self.run.private / CHECKPOINT
         if checkpoint.exists():
             content = read_checkpoint(checkpoint)
-            self.state.load(content, kept=kept)
+            self.state.load(content)
             self._norms_size = content["micro_batch"]
             self.passes.micro_batch = self.state.micro_batch
             if self.state.step > charged:

@@ -20,7 +20,7 @@ from epsilons.journal.run_entries import recorded_identity
 from epsilons.randomness import Randomness
 from epsilons.release.ledger import renew_ledger
 from epsilons.runs import CHECKPOINT, Run, discard_unbegun
-from epsilons.training.checkpoint import RELEASES, Stateful, read_checkpoint
+from epsilons.training.checkpoint import RELEASES, Stateful, plain_state, read_checkpoint
 from epsilons.training.identity import LOSS, difference, with_digests
 from epsilons.training.inspection import inspect_start
 from epsilons.training.sampling import Collate
@@ -123,7 +123,8 @@ def seal_run(run: Run, model: nn.Module, kept: Sequence[Stateful] = ()) -> None:
     """
     if kept:
         with private_file(run.private / _STATE) as file:
-            torch.save([each.state_dict() for each in kept], file)
+            states = [each.state_dict() for each in kept]
+            torch.save([plain_state(state, f"state[{k}]") for k, state in enumerate(states)], file)
     with private_file(run.model_file) as file:
         torch.save(model.state_dict(), file)
     _seal(run)
