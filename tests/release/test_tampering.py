@@ -165,19 +165,19 @@ def test_a_ledger_or_checksum_put_back_edited_or_deleted_is_found_by_verify(publ
 
 @pytest.mark.parametrize("place", ["charge", "answer", "ledger", "note"])
 def test_a_crash_between_any_two_writes_is_no_alarm(path, monkeypatch, place):
-    run, append = Run.checked(path), Chain.append
+    run, insert = Run.checked(path), Chain.insert
 
-    def dies(chain, kind, *rest, **options):
+    def dies(chain, kind, *rest):
         if kind == place:
-            append(chain, kind, *rest, **options) if place != "ledger" else None
+            insert(chain, kind, *rest) if place != "ledger" else None
             raise ZeroDivisionError
-        return append(chain, kind, *rest, **options)
+        return insert(chain, kind, *rest)
 
     with monkeypatch.context() as patched:
         if place == "note":
             patched.setattr(Budget, "_publish", lambda budget: 1 / 0)
         else:
-            patched.setattr(Chain, "append", dies)
+            patched.setattr(Chain, "insert", dies)
         with pytest.raises(ZeroDivisionError):
             publish(run, epsilon=0.3, quantiles=())
     verify_ledger(Run.checked(path))
