@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import Dataset
 from trained import LOSS, data, plan, small_model, weights
 
+from epsilons import Margin
 from epsilons.training import PrivateTraining, loop
 from epsilons.training.checksum import checksum
 from epsilons.training.norm_passes import NormPasses
@@ -264,3 +265,10 @@ def test_a_checksum_sees_one_bit(dtype):
     numbers[1, 2] = 0
     assert not torch.equal(checksum(numbers), before)
     assert checksum(torch.empty(0, dtype=dtype)) == 0
+
+
+def test_the_margin_of_a_run_is_that_of_its_parameters_and_noise(tmp_path):
+    training, model, _ = started(tmp_path / "run")
+    assert training.run.journal.margin == Margin(
+        parameters=sum(p.numel() for p in model.parameters())
+    )
