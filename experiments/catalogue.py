@@ -11,6 +11,7 @@ from experiments import (
     appendix_d,
     appendix_e,
     appendix_f,
+    beyond_nearest,
     beyond_rounding,
     beyond_schedules,
     beyond_tight,
@@ -48,5 +49,6 @@ EXPERIMENTS: Mapping[str, ModuleType] = {
     "networks": networks,
     "beyond_tight": beyond_tight,
     "beyond_schedules": beyond_schedules,
+    "beyond_nearest": beyond_nearest,
     "beyond_rounding": beyond_rounding,
 }

@@ -98,7 +98,8 @@ class Lab:
 
 @lru_cache(maxsize=64)
 def _epsilons_at(path: Path, method: str) -> Epsilons:
-    return Run.open(path).journal.epsilons(method=method, sampled=False)  # type: ignore[arg-type]
+    journal = Run.open(path).journal
+    return journal.epsilons(method=method, sampled=False, hold="previous")  # type: ignore[arg-type]
 
 
 def epsilons_of(run: Run, method: str = METHOD) -> Epsilons:

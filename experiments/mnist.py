@@ -47,7 +47,7 @@ def trained(data: str, out: Path, clipping: str, epochs: int, per_epoch: float, 
 
 
 def agreement(run: Run) -> dict[str, float]:
-    """Estimated against exact ε of the followed examples."""
+    """Estimated against exact ε of the followed examples, by the norm nearest in time."""
     chosen, _ = run.journal.followed()
     exact = run.journal.followed_epsilons().values
     result = {}

@@ -54,7 +54,7 @@ class Recipe:
         """The plan for n examples and a clip bound; the worst case is met by the paper's method."""
         constants: dict[str, Any] = dict(
             n=n, batch_size=self.batch, epochs=self.epochs, max_grad_norm=bound, delta=DELTA,
-            refreshes_per_epoch=self.refreshes_per_epoch, refresh_every=self.refresh_every,
+            refreshes_per_epoch=self._refreshes_per_epoch, refresh_every=self.refresh_every,
             refresh_schedule=self.schedule, clipping=self.clipping,
             # thresholds of individual clipping are norms rounded up, whatever else is rounded
             rounding="up" if self.clipping == "individual" else self.rounding, levels=self.levels,
@@ -62,6 +62,12 @@ class Recipe:
         if self.epsilon is None:
             return Plan(noise_multiplier=0.0, **constants)
         return Plan.for_epsilon(self.epsilon, method=METHOD, **constants)
+
+    @property
+    def _refreshes_per_epoch(self) -> float | None:
+        """None for `refresh_every`; without either there are no refreshes."""
+        none = self.refreshes_per_epoch is None and self.refresh_every is None
+        return 0 if none else self.refreshes_per_epoch
 
     def settings(self) -> dict[str, Any]:
         """As plain values, for JSON."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epsilons import Epsilons, Run, individual_epsilons
+from epsilons.accounting import Hold, held
 from epsilons.analysis import Agreement
 from experiments.recipes import METHOD
 
@@ -31,29 +32,30 @@ def priced(
     )  # fmt: skip
 
 
-def refreshed(run: Run, asked: Sequence[tuple[float, str]]) -> list[Agreement]:
-    """Agreement with the exact ε of the followed examples, for each (γ, schedule) asked for.
+def refreshed(run: Run, asked: Sequence[tuple[float, str, Hold]]) -> list[Agreement]:
+    """Agreement with the exact ε of the followed examples, for each (γ, schedule, hold) asked for.
 
     All are rounded as the run's plan says, so that refreshing is all that differs; and priced in
     one go, since a table of prices is what takes time.
     """
     plan = run.plan
     _, norms = run.journal.followed()
-    lengths = np.zeros((len(norms), 1 + len(asked)), dtype=np.int64)
-    lengths[:, 0] = 1
-    for column, (per_epoch, schedule) in enumerate(asked, start=1):
+    parts = [(norms, np.ones(len(norms), dtype=np.int64))]
+    for per_epoch, schedule, hold in asked:
         other = dataclasses.replace(
             plan,
             refreshes_per_epoch=per_epoch,
             refresh_every=None,
             refresh_schedule=schedule,  # type: ignore[arg-type]
         )
-        steps = np.array(other.refresh_steps)
-        lengths[steps, column] = np.diff(np.append(steps, len(norms)))
-    m = norms.shape[1]
-    table = np.tile(norms, lengths.shape[1])
-    together = priced(
-        run, table, np.repeat(lengths, m, axis=1), rounding=plan.rounding, levels=plan.levels
-    )
-    exact, *others = np.split(together.values, lengths.shape[1])
+        at = np.array(other.refresh_steps)
+        parts.append(held(norms[at], at, len(norms), hold))
+    rows, m = norms.shape
+    table = np.zeros((rows, len(parts) * m))
+    lengths = np.zeros((rows, len(parts) * m), dtype=np.int64)
+    for k, (some, steps) in enumerate(parts):
+        table[: len(some), k * m : (k + 1) * m] = some
+        lengths[: len(some), k * m : (k + 1) * m] = steps[:, None]
+    together = priced(run, table, lengths, rounding=plan.rounding, levels=plan.levels)
+    exact, *others = np.split(together.values, len(parts))
     return [Agreement.of(estimate, exact) for estimate in others]

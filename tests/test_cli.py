@@ -39,6 +39,8 @@ def test_plan_prints_noise_rate_steps_and_every_method():
     assert "5859" in shown.stdout
     assert re.search(r"rdp +│ 2\.50", shown.stdout)
     assert "rdp-classic" in shown.stdout
+    assert "refreshed 11 times unless said otherwise" in shown.stdout
+    assert "at most 10\u00a0% of the run's time" in shown.stdout
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,12 @@ def test_a_flat_file_becomes_a_plan(file):
     assert (plan.n, plan.steps, plan.noise_multiplier, plan.delta) == (1000, 20, 1.5, 1e-4)
 
 
+def test_a_file_that_says_nothing_of_refreshes_has_the_plans_default(file):
+    assert len(Settings.read(file).plan(n=1000).refresh_steps) == 1
+    none = Settings.read(file, ["refreshes_per_epoch=0"])
+    assert none.plan(n=1000).refresh_steps == ()
+
+
 def test_changes_win_over_the_file_and_are_read_as_toml(file):
     settings = Settings.read(
         file, ["lr=0.25", "hidden=[8, 4]", "model=mlp", 'ranges={age = [0, 90]}', "owner = clinic"]

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from epsilons.accounting.composition import NOTHING, Releases
+from epsilons.accounting.holding import Hold
 from epsilons.accounting.individual import METHODS, Method
 from epsilons.accounting.margins import Margin
 from epsilons.accounting.plan import Plan
@@ -272,15 +273,16 @@ class Run:
         *,
         only: ArrayLike | None = None,
         releases: Releases | None = None,
+        hold: Hold = "nearest",
     ) -> Epsilons:
         """ε of every training example for the steps taken so far, in data set order.
 
         `delta`: by default the plan's. `method`: the accountant, `"tight"` (the default), `"rdp"`
         or `"rdp-classic"`. `only`: of the examples at these ascending positions, without computing
         the others'. `releases`: everything let out beside the training; by default the plan's clip
-        bound.
+        bound. `hold`: which record a step without one is charged, see `Journal.epsilons`.
         """
-        return self.journal.epsilons(delta, method, only=only, releases=releases)
+        return self.journal.epsilons(delta, method, only=only, releases=releases, hold=hold)
 
 
 def expect_planned(plan: Plan, examples: Examples) -> None:

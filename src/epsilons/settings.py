@@ -107,7 +107,7 @@ class Settings(BaseModel):
     sample_rate: Number | None = Field(None, gt=0, le=1)
     epochs: Number | None = Field(None, gt=0)
     steps: Whole | None = Field(None, gt=0)
-    refreshes_per_epoch: Number | None = Field(None, gt=0)
+    refreshes_per_epoch: Number | None = Field(None, ge=0)
     refresh_every: Whole | None = Field(None, gt=0)
     refresh_schedule: Schedule = "early"
     clipping: Clipping = "max"

@@ -97,7 +97,8 @@ def test_refreshes_start_at_zero_ascend_and_end_before_the_run(steps, rate, per_
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
-        ({}, "bound"),
+        ({}, "estimate"),
+        ({"refreshes_per_epoch": 0}, "bound"),
         ({"refreshes_per_epoch": 3}, "estimate"),
         ({"refresh_every": 1}, "exact"),
         ({"refresh_every": 1, "rounding": "up"}, "bound"),
@@ -110,8 +111,34 @@ def test_kind_says_what_an_individual_value_is_worth(changes, kind):
     assert plan(**changes).kind == kind
 
 
+@pytest.mark.parametrize(
+    ("epochs", "refreshes"), [(1, 1), (8, 1), (9, 1), (17, 1), (18, 2), (20, 2), (100, 11)]
+)
+def test_refreshes_take_a_tenth_of_the_time_unless_said_otherwise(epochs, refreshes):
+    found = plan(epochs=epochs, batch_size=100, n=1000)
+    assert len(found.refresh_steps) == refreshes
+    assert found.refresh_share == refreshes / (refreshes + epochs)
+    assert found.refresh_share <= 0.1 or refreshes == 1
+    more = plan(epochs=epochs, batch_size=100, n=1000, refreshes_per_epoch=(refreshes + 1) / epochs)
+    assert more.refresh_share > 0.1
+    none = plan(epochs=epochs, batch_size=100, n=1000, refreshes_per_epoch=0)
+    assert (none.refresh_steps, none.refresh_share) == ((), 0.0)
+
+
+def test_a_written_plan_without_refreshes_has_none():
+    """Plans were written when nothing said meant none."""
+    written = plan().to_dict() | {"refreshes_per_epoch": None}
+    assert Plan.from_dict(written).refresh_steps == ()
+    assert Plan.from_dict(written).kind == "bound"
+
+
 def test_plan_survives_the_way_through_plain_values():
-    for original in (plan(refreshes_per_epoch=3), plan(batch_size=None, sample_rate=0.3)):
+    for original in (
+        plan(refreshes_per_epoch=3),
+        plan(batch_size=None, sample_rate=0.3),
+        plan(clipping="none", noise_multiplier=0),
+        plan(epochs=None, steps=0),
+    ):
         assert Plan.from_dict(original.to_dict()) == original
 
 
@@ -135,7 +162,7 @@ def test_plan_survives_the_way_through_plain_values():
         ({"steps": 5}, "disagree"),
         ({"refresh_every": 0}, "refresh_every=0"),
         ({"refresh_every": 2, "refreshes_per_epoch": 1}, "give one of them"),
-        ({"refreshes_per_epoch": 0}, "refreshes_per_epoch=0"),
+        ({"refreshes_per_epoch": -1}, "refreshes_per_epoch=-1"),
         ({"refresh_schedule": "late"}, "'early' or 'uniform'"),
         ({"clipping": "some"}, "'max', 'individual' or 'none'"),
         ({"clipping": "none"}, "0 with clipping='none'"),

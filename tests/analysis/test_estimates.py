@@ -28,6 +28,16 @@ def test_error_is_between_the_runs_estimate_and_every_step(followed):
     assert found.agreement.pearson > 0.98
 
 
+def test_both_readings_are_compared_with_every_step(followed):
+    found, chosen = estimate_error(followed), followed.journal.followed()[0]
+    exact, cautious = found.exact, followed.epsilons().cautious[chosen]
+    assert found.cautious == Agreement.of(cautious, exact)
+    assert found.agreement.mean_error < found.cautious.mean_error
+    assert found.cautious.below <= found.agreement.below
+    a = Agreement.of(np.array([0.98, 0.995, 3.0]), np.array([1.0, 1.0, 2.0]))
+    assert (a.below, a.lowest) == (pytest.approx(1 / 3), pytest.approx(0.02))
+
+
 def test_norms_that_do_not_move_need_no_second_refresh(tmp_path):
     run = make_run(tmp_path / "run", n=50, follow=20, moving=0.0)
     for row in estimate_error(run).others:
@@ -40,7 +50,7 @@ def test_other_schedules_hold_the_followed_norms(followed):
                if (r.schedule, r.refreshes) == ("uniform", 2))  # fmt: skip
     plan = followed.plan
     by_hand = individual_epsilons(
-        norms[[0, 20]], [20, 20], sample_rate=plan.sample_rate, noise_std=plan.noise_std,
+        norms[[0, 20]], [11, 29], sample_rate=plan.sample_rate, noise_std=plan.noise_std,
         max_grad_norm=plan.max_grad_norm, delta=plan.delta, levels=plan.levels,
     )  # fmt: skip
     expected = Agreement.of(by_hand.values, followed.journal.followed_epsilons().values)

@@ -44,7 +44,7 @@ def read(out):
     statement = owner_statement(run, "o6")
     found = run.epsilons()
     assert statement.steps == steps == sum(run.journal.charged()) == run.journal.steps_charged
-    assert statement.records[0].training_epsilon == pytest.approx(found.values[6], rel=1e-6)
+    assert statement.records[0].training_epsilon == pytest.approx(found.cautious[6], rel=1e-6)
     assert sum(next(run.journal.histories(sampled=False))[1]) == steps
     assert len(run.journal.refreshes) - steps // 5 in (0, 1)  # one is recorded before its charge
     assert len(group_summary(found, run.examples, run.test, "town").rows) == 2

@@ -43,7 +43,7 @@ def test_a_record_alone_has_its_own_epsilon_and_the_runs_worst_case(run, before)
     one, _ = before
     assert one.individual == one.records[0].epsilon
     # The search for ε ends within 1e-11 of it, wherever it began.
-    assert one.individual == pytest.approx(run.epsilons().values[3], rel=2e-11)
+    assert one.individual == pytest.approx(run.epsilons().cautious[3], rel=2e-11)
     assert one.worst_case == one.training_worst_case == run.plan.worst_case()
     assert (one.kind, one.steps, one.delta) == ("estimate", 100, 1e-5)
 
@@ -161,7 +161,10 @@ def test_a_bound_of_100_percent_is_called_no_meaningful_guarantee(after):
 def test_an_estimate_is_called_approximate_and_others_are_not(after):
     one, _ = after
     assert "approximate" in statement_text(one)
-    assert "approximate" not in statement_text(replace(one, kind="exact"))
+    assert "cautious of two readings" in statement_text(one)
+    exact = statement_text(replace(one, kind="exact"))
+    assert "approximate" not in exact
+    assert "cautious" not in exact
     assert one.to_dict()["detection"]["along_trajectory_is"] == "approximate"
 
 
@@ -232,7 +235,7 @@ def test_without_owners_a_record_is_known_by_its_id(tmp_path):
     run = make_run(tmp_path / "run", n=40)
     found = owner_statement(run, "id-00007")
     assert found.records[0].id == "id-00007"
-    assert found.individual == run.epsilons().values[7]
+    assert found.individual == run.epsilons().cautious[7]
 
 
 def test_another_owners_records_do_not_appear(after, run):
@@ -240,4 +243,4 @@ def test_another_owners_records_do_not_appear(after, run):
     text = statement_text(ann) + statement_html(ann) + json.dumps(ann.to_dict())
     others = run.examples.ids[3:]
     assert not [name for name in others.tolist() if name in text]
-    assert not np.isin(run.epsilons().values[3:], [r.training_epsilon for r in ann.records]).any()
+    assert not np.isin(run.epsilons().cautious[3:], [r.training_epsilon for r in ann.records]).any()

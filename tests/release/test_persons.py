@@ -44,7 +44,7 @@ def test_combined_epsilons_of_all_owners_are_never_below_their_statements(run, f
 
 
 def test_one_record_of_an_owner_costs_what_it_costs(run, found):
-    alone = run.epsilons().values[11:]
+    alone = run.epsilons().cautious[11:]
     assert np.array_equal(found.epsilons[found.records == 1], np.sort(alone))
     assert sorted(found.records) == [*[1] * 69, 2, 3, 6]
 
@@ -52,7 +52,7 @@ def test_one_record_of_an_owner_costs_what_it_costs(run, found):
 def chained(run, rows, delta):
     """Every record priced at its own δ, by RDP."""
     asked = [
-        lambda d, row=row: float(run.epsilons(d, "rdp", only=[row]).values[0])
+        lambda d, row=row: float(run.epsilons(d, "rdp", only=[row]).cautious[0])
         for row in sorted(rows, key=lambda k: run.epsilons(only=[k]).values[0])
     ]
     return chain_rule(asked, delta)
@@ -99,7 +99,7 @@ def test_the_public_half_states_the_number_promised_and_not_the_one_in_the_data(
     assert f"(8 records, the most that one may have): {stated}" in page
     assert "6 records" not in page
     told = owner_statement(run, "single-0").individual
-    assert told > run.epsilons().values[11]
+    assert told > run.epsilons().cautious[11]
     assert np.isclose(persons(run, run.epsilons()).epsilons, told, rtol=1e-12).any()
 
 

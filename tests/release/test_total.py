@@ -21,7 +21,8 @@ from epsilons.release.budget import releases_of
 N = 12
 CONSTANTS = dict(n=N, batch_size=2, noise_multiplier=1.5, max_grad_norm=1.0, delta=1e-5, levels=16)
 RNG = np.random.default_rng(3)
-NORMS = np.minimum(RNG.lognormal(-1.0, 0.7, (4, N)), 1.0)
+# falling, so that the larger of the norms before and after a step is that before it
+NORMS = np.sort(np.minimum(RNG.lognormal(-1.0, 0.7, (4, N)), 1.0), axis=0)[::-1]
 IDS = np.array([f"p{k}" for k in range(N)])
 
 
@@ -53,7 +54,7 @@ def test_a_plan_split_into_two_runs_costs_what_the_long_run_costs(tmp_path, how)
     halves = [made(tmp_path / name, rows, **how) for name, rows in parts]
     found = total(halves)
     assert found.worst_case == pytest.approx(long.journal.worst_case(), rel=1e-9)
-    np.testing.assert_allclose(found.epsilons.values, long.epsilons().values, rtol=1e-9)
+    np.testing.assert_allclose(found.epsilons.values, long.epsilons().cautious, rtol=1e-9)
     assert found.ids.tolist() == IDS.tolist()
     assert (found.kind, found.delta) == (long.epsilons().kind, 1e-5)
     assert repr(found) == "<Total of 2 runs: <Epsilons n=12 δ=1e-05 tight estimate>>".replace(
@@ -78,6 +79,13 @@ def test_runs_with_other_constants_and_another_order_are_the_rows_put_together(t
     other = total([second, first])
     assert other.ids.tolist() == IDS[order].tolist()
     np.testing.assert_allclose(other.epsilons.values, found.epsilons.values[order], rtol=1e-9)
+
+
+def test_estimates_are_added_up_cautiously(tmp_path):
+    rising = made(tmp_path / "a", NORMS[::-1])
+    found, alone = total([rising]).epsilons.values, rising.epsilons()
+    np.testing.assert_allclose(found, alone.cautious, rtol=1e-9)
+    assert (found > alone.values).any()
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -3,6 +3,7 @@
 from epsilons.accounting.calibrate import least_noise
 from epsilons.accounting.composition import NOTHING, Releases, composed_epsilon
 from epsilons.accounting.histories import clipping_thresholds
+from epsilons.accounting.holding import HOLDS, Hold, held
 from epsilons.accounting.individual import epsilons_from_blocks, individual_epsilons
 from epsilons.accounting.margins import Margin
 from epsilons.accounting.rdp import DEFAULT_ORDERS, rdp_epsilon, sampled_gaussian_rdp
@@ -11,13 +12,16 @@ from epsilons.accounting.tight import tight_epsilon
 
 __all__ = [
     "DEFAULT_ORDERS",
+    "HOLDS",
     "NOTHING",
     "Epsilons",
+    "Hold",
     "Margin",
     "Releases",
     "clipping_thresholds",
     "composed_epsilon",
     "epsilons_from_blocks",
+    "held",
     "individual_epsilons",
     "least_noise",
     "rdp_epsilon",

@@ -185,9 +185,11 @@ def composed_epsilons(
     )
     if left == inside:
         return replace(found, delta=delta)
+    values = np.array([releases._kept(value, inside, left) for value in found.values])
     return replace(
         found,
-        values=np.array([releases._kept(value, inside, left) for value in found.values]),
+        values=values,
+        cautious=values,
         worst_case=releases._kept(found.worst_case, inside, left),
         delta=delta,
     )

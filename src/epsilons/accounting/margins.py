@@ -64,10 +64,15 @@ class Margin:
         return charge + sum_remainder(phase.max_batch, phase.max_grad_norm)
 
 
-def phases_of_norms(plan: Plan, step: int) -> list[Phase]:
-    """The phases of the steps for which norms recorded at `step` may hold: to the next refresh."""
+def phases_of_norms(plan: Plan, step: int, *, before: bool = False) -> list[Phase]:
+    """The phases of the steps for which norms recorded at `step` may hold: to the next refresh.
+
+    `before`: also those after the refresh before it, since the norms of a refresh may hold there.
+    """
     if plan.endless:
         return list(plan.all_phases)
     end = next((t for t in plan.refresh_steps if t > step), plan.steps)
     end = max(end, step + 1)
-    return [phase for phase in plan.all_phases if phase.first < end and phase.end > step]
+    earlier = [t + 1 for t in plan.refresh_steps if t < step] if before else []
+    first = min(step, earlier[-1] if earlier else step)
+    return [phase for phase in plan.all_phases if phase.first < end and phase.end > first]

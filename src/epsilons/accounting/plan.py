@@ -28,6 +28,7 @@ Clipping = Literal["max", "individual", "none"]
 Rounding = Literal["up", "nearest"]
 Schedule = Literal["early", "uniform"]
 _ENDLESS = 2**62
+_REFRESH_SHARE = 0.1  # of a run's time, by default
 _A_BOUND = "a finite number > 0, from 1e-300 to 1e300"  # its levels are no zeros
 _PHASE_CONSTANTS = ("noise_multiplier", "max_grad_norm", "batch_size")
 
@@ -65,12 +66,16 @@ class Plan:
     of the noise over the clip bound `max_grad_norm`, to which per-example gradients are clipped;
     the product of the two is `noise_std`. `delta`: δ of the guarantee, in (0, 1).
 
-    Give `batch_size` (the expected one) or `sample_rate`; `steps` or `epochs`; and, for individual
-    accounting, `refreshes_per_epoch` (γ in the paper) or `refresh_every` (K). With neither, every
-    example is charged at the clip bound. Neither steps nor epochs: a loop of unknown length, which
-    needs `refresh_every`, and `worst_case(steps=…)`. What was left out is filled in:
+    Give `batch_size` (the expected one) or `sample_rate`; `steps` or `epochs`; and how often the
+    norms of all examples are refreshed, by `refreshes_per_epoch` (γ in the paper) or by
+    `refresh_every` (K). With `refreshes_per_epoch=0` every example is charged at the clip bound.
+    Neither steps nor epochs: a loop of unknown length, which needs `refresh_every`, and
+    `worst_case(steps=…)`. What was left out is filled in:
 
         sample_rate = batch_size / n          steps = ⌊epochs · n / batch_size⌋
+        refreshes_per_epoch = max(1, ⌊epochs / 9⌋) / epochs          (common clipping alone)
+
+    So refreshes take 10 % of a run's time at most, if it has nine epochs or more (`refresh_share`).
 
     `refresh_schedule`: where `refreshes_per_epoch` puts the refreshes (`refresh_steps`): `"early"`
     or `"uniform"`. `rounding`: norms between two levels are interpolated (None, the default), or go
@@ -153,6 +158,7 @@ class Plan:
             _check(_finite(value) and value >= 0, name, value, "a finite number ≥ 0")
         self._fill_sampling()
         self._fill_length()
+        self._fill_refreshes()
         self._check_refreshes()
         self._check_phases()
 
@@ -181,6 +187,15 @@ class Plan:
                 f"batch_size={self.batch_size} of n={self.n} is a rate of "
                 f"{self.batch_size / self.n}, not sample_rate={self.sample_rate}; give one of them"
             )
+
+    def _fill_refreshes(self) -> None:
+        if self.refreshes_per_epoch is not None or self.refresh_every is not None or self.endless:
+            return
+        per_epoch = 0.0
+        if self.clipping == "max" and self.steps:
+            times = max(1, int(self.epochs * _REFRESH_SHARE / (1 - _REFRESH_SHARE) + 1e-9))
+            per_epoch = times / self.epochs
+        object.__setattr__(self, "refreshes_per_epoch", per_epoch)
 
     def _fill_length(self) -> None:
         if self.steps is None and self.epochs is None:
@@ -213,8 +228,8 @@ class Plan:
             _check(_whole(self.refresh_every) and self.refresh_every >= 1,
                    "refresh_every", self.refresh_every, "a whole number of steps ≥ 1")  # fmt: skip
         if self.refreshes_per_epoch is not None:
-            _check(_positive(self.refreshes_per_epoch), "refreshes_per_epoch",
-                   self.refreshes_per_epoch, "a number > 0")  # fmt: skip
+            _check(_finite(self.refreshes_per_epoch) and self.refreshes_per_epoch >= 0,
+                   "refreshes_per_epoch", self.refreshes_per_epoch, "a number ≥ 0")  # fmt: skip
         _check(self.refresh_schedule in ("early", "uniform"), "refresh_schedule",
                self.refresh_schedule, "'early' or 'uniform'")  # fmt: skip
         if self.clipping == "individual" and not self.refresh_due(0) and self.steps != 0:
@@ -297,7 +312,7 @@ class Plan:
             raise ValueError("a plan of unknown length has no last refresh; ask refresh_due(step)")
         if self.refresh_every is not None:
             return tuple(range(0, self.steps, self.refresh_every))
-        if self.refreshes_per_epoch is None or self.steps == 0:
+        if not self.refreshes_per_epoch or self.steps == 0:
             return ()
         m = min(self.steps, math.ceil(self.refreshes_per_epoch * self.epochs - 1e-9))
         chosen = [0]
@@ -308,6 +323,16 @@ class Plan:
                 step = max(chosen[-1] + 1, self.steps * j * j // (m * m))
             chosen.append(step)
         return tuple(chosen)
+
+    @property
+    def refresh_share(self) -> float:
+        """The share of the run's time that refreshes take, at most.
+
+        A pass that computes the norms of all examples counts as an epoch of private steps, and
+        takes less: two fifths to all but a twentieth of it, for the networks that were measured.
+        """
+        refreshes = len(self.refresh_steps)
+        return refreshes / (refreshes + self.epochs) if refreshes else 0.0
 
     @property
     def endless(self) -> bool:
@@ -331,7 +356,7 @@ class Plan:
             return "none"
         if self.clipping == "individual":
             return "exact"
-        if self.refresh_every is None and self.refreshes_per_epoch is None:
+        if self.refresh_every is None and not self.refreshes_per_epoch:
             return "bound"
         every_step = self.refresh_every == 1 or (
             not self.endless and len(self.refresh_steps) == self.steps
@@ -454,7 +479,10 @@ class Plan:
         """The plan whose `to_dict` gave `fields`, with what `json` makes of tuples."""
         phases = tuple((first, changes) for first, changes in fields.get("phases", ()))
         # a plan from before there was a choice
-        return cls(**{"sums": "float32", **fields, "phases": phases})
+        known = {"sums": "float32", **fields, "phases": phases}
+        if known.get("refresh_every") is None and known.get("refreshes_per_epoch") is None:
+            known["refreshes_per_epoch"] = 0  # what is left out is no default of a written plan
+        return cls(**known)
 
 
 def _check(claim: bool, name: str, value: object, expected: str) -> None:

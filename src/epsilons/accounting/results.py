@@ -32,6 +32,11 @@ class Epsilons:
     (`none`: not private). ValueError unless `values` have one dimension; they are copied, and the
     copy can't be written to.
 
+    `cautious` (n,): of an estimate from a journal its second reading, else `values`. Where a step
+    has no norm of its own, `values` charge it the norm nearest in time: the best estimate, and
+    often too low. `cautious` charges it the larger of the norms before and after it: rarely too
+    low, never below `values`, and what a person is told.
+
     >>> Epsilons(values=np.ones(3), delta=1e-5, method="rdp", kind="exact", worst_case=2.0)
     <Epsilons n=3 δ=1e-05 rdp exact>
     """
@@ -41,13 +46,20 @@ class Epsilons:
     method: str
     kind: Kind
     worst_case: float
+    cautious: NDArray[np.float64] = None  # type: ignore[assignment]  # filled from values
 
     def __post_init__(self) -> None:
-        values = np.array(self.values, dtype=np.float64)
-        if values.ndim != 1:
-            raise ValueError(f"values {values.shape} must have shape (n,).")
-        values.flags.writeable = False
+        values = _frozen(self.values)
+        one = self.cautious is None or self.cautious is self.values
+        cautious = values if one else _frozen(self.cautious)
+        if values.ndim != 1 or cautious.shape != values.shape:
+            raise ValueError(
+                f"values {values.shape} and cautious {cautious.shape} must have one shape (n,)."
+            )
+        if (cautious < values).any():
+            raise ValueError("a cautious ε is below the value it stands for; expected none.")
         object.__setattr__(self, "values", values)
+        object.__setattr__(self, "cautious", cautious)
 
     def __len__(self) -> int:
         return int(self.values.size)
@@ -81,6 +93,8 @@ class Epsilons:
     def save(self, path: str | os.PathLike[str], *, ids: Sequence[object] | None = None) -> None:
         """Write `epsilon` (and `id`) to a `.csv`, `.parquet` or `.json` file, by its ending.
 
+        Of an estimate with two readings also `cautious`, which is what a person is told.
+
         δ, method, kind and worst case go along; see `tables`. `path`: the file, which is its
         owner's alone (mode 0600), and appears complete or not at all; one that is there is
         replaced. `ids` (n,): names of the examples, for a column of their own; by default none.
@@ -106,9 +120,10 @@ class Epsilons:
     def to_frame(self, *, ids: Sequence[object] | None = None) -> pd.DataFrame:
         """The values as a pandas data frame of one row per example: private, as they are.
 
-        Column `epsilon`, and before it `id` where `ids` (n,) are given; its `attrs` have delta,
-        method, kind and worst_case. The columns are copies. ImportError if pandas is not
-        installed; ValueError unless there is one id for each example.
+        Column `epsilon`, before it `id` where `ids` (n,) are given, and after it `cautious` of an
+        estimate with two readings; its `attrs` have delta, method, kind and worst_case. The columns
+        are copies. ImportError if pandas is not installed; ValueError unless there is one id for
+        each example.
         """
         try:
             import pandas as pd
@@ -121,11 +136,14 @@ class Epsilons:
         return frame
 
     def _columns(self, ids: Sequence[object] | None) -> dict[str, Any]:
+        columns = {"epsilon": self.values}
+        if self.cautious is not self.values:
+            columns["cautious"] = self.cautious
         if ids is None:
-            return {"epsilon": self.values}
+            return columns
         if len(ids) != len(self):
             raise ValueError(f"{len(ids)} ids for {len(self)} examples; expected one each.")
-        return {"id": ids, "epsilon": self.values}
+        return {"id": ids, **columns}
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -134,6 +152,12 @@ class Epsilons:
             "kind": self.kind,
             "worst_case": float(self.worst_case),
         }
+
+
+def _frozen(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    copy = np.array(values, dtype=np.float64)
+    copy.flags.writeable = False
+    return copy
 
 
 def _rebuilt(fields: dict[str, Any]) -> Epsilons:

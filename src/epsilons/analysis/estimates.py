@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from epsilons.accounting.holding import held
 from epsilons.accounting.individual import METHODS, Method
 from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons
@@ -24,6 +25,7 @@ from epsilons.runs import Run
 # Examples compared where none were followed.
 EXAMPLES = 2000
 FEWER = (1, 2, 4, 8)
+_NOTABLE = 0.01
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Agreement:
     """Estimated minus exact ε: Pearson's r, mean and worst absolute error, mean error.
 
     Over `n` examples: `pearson` (None: not defined), `mean_error`, `worst_error` and `bias`, the
-    mean of the differences with their signs.
+    mean of the differences with their signs. `below`: the share of estimates more than 1 % below
+    the exact ε. `lowest`: how far below the lowest of them is, as an ε; 0 if none is below.
     """
 
     n: int
@@ -39,13 +42,16 @@ class Agreement:
     mean_error: float
     worst_error: float
     bias: float
+    below: float
+    lowest: float
 
     @classmethod
     def of(cls, estimated: NDArray[np.float64], exact: NDArray[np.float64]) -> Agreement:
         """The agreement of ε's `estimated` (n,) with `exact` ones (n,).
 
         >>> Agreement.of(np.array([1.0, 2.5]), np.array([1.0, 2.0]))
-        Agreement(n=2, pearson=1.0, mean_error=0.25, worst_error=0.5, bias=0.25)
+        Agreement(n=2, pearson=1.0, mean_error=0.25, worst_error=0.5, bias=0.25, below=0.0, \
+lowest=0.0)
         """
         error = estimated - exact
         found = pearson(estimated, exact)
@@ -55,6 +61,8 @@ class Agreement:
             mean_error=float(np.abs(error).mean()),
             worst_error=float(np.abs(error).max()),
             bias=float(error.mean()),
+            below=float((estimated < (1 - _NOTABLE) * exact).mean()),
+            lowest=float(max(0.0, -error.min())),
         )
 
 
@@ -77,11 +85,13 @@ class EstimateError:
     `reference`: `"every step"` (exact, for followed examples) or `"all refreshes"` (itself an
     estimate; then `estimated` is from every second refresh). `others`: from the same journal, under
     fewer refreshes and both schedules. `agreement`: of `estimated` (m,) with the reference, `exact`
-    (m,). `worst_case`: of an example at the clip bound.
+    (m,). `cautious`: the agreement of the other reading, where the reference is exact.
+    `worst_case`: of an example at the clip bound.
     """
 
     reference: str
     agreement: Agreement
+    cautious: Agreement | None
     others: tuple[ScheduleRow, ...]
     worst_case: float
     estimated: NDArray[np.float64] = field(repr=False)
@@ -93,11 +103,11 @@ def estimate_error(
 ) -> EstimateError:
     """Estimated against exact ε of the examples whose norms were recorded at every step.
 
-    The estimate is the run's own. `others`: ε of the followed norms at the refreshes of other
-    schedules alone, as such a run would have had it without norms of sampled examples. `epsilons`:
-    the run's ε's by the same method, if they are at hand. `run`: with followed examples. `method`:
-    the accountant, `"tight"` (the default), `"rdp"` or `"rdp-classic"`. ValueError without them,
-    and under individual clipping.
+    The estimate is the run's own, by the norm nearest in time. `others`: ε of the followed norms at
+    the refreshes of other schedules alone, as such a run would have had it without norms of sampled
+    examples. `epsilons`: the run's ε's by the same method, if they are at hand. `run`: with
+    followed examples. `method`: the accountant, `"tight"` (the default), `"rdp"` or
+    `"rdp-classic"`. ValueError without them, and under individual clipping.
     """
     plan, journal = run.plan, run.journal
     if plan.clipping != "max":
@@ -123,6 +133,7 @@ def estimate_error(
     return EstimateError(
         reference="every step",
         agreement=Agreement.of(estimated, exact.values),
+        cautious=Agreement.of(every.cautious[chosen], exact.values),
         others=tuple(rows),
         worst_case=exact.worst_case,
         estimated=estimated,
@@ -142,7 +153,8 @@ def fewer_refreshes(
     """
     if run.plan.clipping != "max":
         raise ValueError(f"clipping={run.plan.clipping!r} leaves no estimates to check")
-    every = replayed(run.journal, random_examples(run.plan.n, examples, seed), sampled=False)
+    chosen = random_examples(run.plan.n, examples, seed)
+    every = replayed(run.journal, chosen, sampled=False, hold="previous")
     rows = len(every.norms)
     if rows < 3 or not every.length:
         raise ValueError(f"{rows} records of norms; expected at least three to leave some out")
@@ -159,6 +171,7 @@ def fewer_refreshes(
     return EstimateError(
         reference="all refreshes",
         agreement=found[0].agreement,
+        cautious=None,
         others=tuple(found),
         worst_case=exact.worst_case,
         estimated=others[0].values,
@@ -192,20 +205,23 @@ def _refreshed_at(
     plan: Plan, chosen: NDArray[np.int64], norms: NDArray[np.float64], steps: NDArray[np.int64]
 ) -> Replay:
     """A replay of `norms` (all steps, m) with refreshes at the given steps alone."""
-    lengths = np.diff(np.append(steps, len(norms)))[:, None]
-    starts = steps if len(plan.all_phases) > 1 else np.zeros_like(steps)
-    some = norms[steps]
-    return from_norms(plan, chosen, some, np.broadcast_to(lengths, some.shape), starts)
+    return _nearest(plan, chosen, norms[steps], steps, len(norms))
 
 
 def _thinned(every: Replay, k: int) -> Replay:
-    """A replay of every k-th refresh alone, whose norms hold until the next that is kept."""
-    kept = np.arange(0, len(every.norms), k)
-    return dataclasses.replace(
-        every,
-        norms=every.norms[kept],
-        steps=np.add.reduceat(every.steps, kept, axis=0),
-        sample_rate=every.sample_rate[kept],
-        noise_std=every.noise_std[kept],
-        bound=every.bound[kept],
-    )
+    """A replay of every k-th refresh alone; `every` has all of them, each up to the next."""
+    starts = np.cumsum(every.steps[:, 0]) - every.steps[:, 0]
+    return _nearest(every.plan, every.chosen, every.norms[::k], starts[::k], every.length)
+
+
+def _nearest(
+    plan: Plan,
+    chosen: NDArray[np.int64],
+    records: NDArray[np.float64],
+    at: NDArray[np.int64],
+    length: int,
+) -> Replay:
+    """A replay of `length` steps, each charged the record nearest in time."""
+    norms, lengths = held(records, at, length)
+    starts = np.cumsum(lengths) - lengths if len(plan.all_phases) > 1 else np.zeros_like(lengths)
+    return from_norms(plan, chosen, norms, np.broadcast_to(lengths[:, None], norms.shape), starts)

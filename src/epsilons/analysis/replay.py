@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epsilons.accounting.composition import composed_epsilons
+from epsilons.accounting.holding import Hold
 from epsilons.accounting.individual import METHODS, Method
 from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons
@@ -83,7 +84,8 @@ def priced_together(replays: Sequence[Replay], method: Method = METHODS[0]) -> l
         steps=np.concatenate([_padded(replay.steps, rows) for replay in replays], axis=1),
     ).epsilons(method)
     ends = np.cumsum([replay.norms.shape[1] for replay in replays])
-    return [replace(together, values=values) for values in np.split(together.values, ends)[:-1]]
+    parts = np.split(together.values, ends)[:-1]
+    return [replace(together, values=values, cautious=values) for values in parts]
 
 
 def _padded(table: NDArray[Any], rows: int) -> NDArray[Any]:
@@ -98,18 +100,25 @@ def random_examples(n: int, most: int, seed: int) -> NDArray[np.int64]:
     return np.sort(np.random.default_rng(seed).choice(n, most, replace=False))
 
 
-def replayed(journal: Journal, chosen: NDArray[np.int64], *, sampled: bool = True) -> Replay:
+def replayed(
+    journal: Journal,
+    chosen: NDArray[np.int64],
+    *,
+    sampled: bool = True,
+    hold: Hold = "nearest",
+) -> Replay:
     """A replay of the chosen examples (ascending indices) from the journal.
 
-    `sampled`: with the norms of drawn examples between refreshes; without them where the run has
-    phases, since then a row must tell which phase it is of.
+    `hold`: see `Journal.epsilons`. `sampled`: with the norms of drawn examples between refreshes;
+    without them where the run has phases, since then a row must tell which phase it is of.
     """
     plan = journal.plan
     several = len(plan.all_phases) > 1
     if several and journal.restarts:
         raise ValueError("a run with phases that was restarted can't be replayed")
     norms, steps = [], []
-    for block, counts in journal.histories(sampled=sampled and not several, only=chosen):
+    with_sampled = sampled and not several
+    for block, counts in journal.histories(sampled=with_sampled, only=chosen, hold=hold):
         norms.append(block)
         steps.append(np.broadcast_to(counts if counts.ndim == 2 else counts[:, None], block.shape))
     all_steps = np.concatenate(steps, axis=1)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from epsilons.accounting.individual import METHODS
 from epsilons.accounting.plan import Plan
-from epsilons.accounting.printed import epsilon_text
+from epsilons.accounting.printed import epsilon_text, percent_text
 from epsilons.accounting.sums import NOT_COVERED, Sums
 from epsilons.cli.show import warn_of_delta
 
@@ -51,5 +51,12 @@ def plan(
         f"sampling rate {found.sample_rate:.6g}, {found.steps} steps, δ = {delta:g}, ε per record"
     )
     console.print(table)
+    times = len(found.refresh_steps)
+    console.print(
+        f"gradient norms of all examples are refreshed {times} time{'' if times == 1 else 's'} "
+        f"unless said otherwise (refreshes_per_epoch), which takes at most "
+        f"{percent_text(found.refresh_share, 0)} of the run's time",
+        soft_wrap=True,
+    )
     if found.sums == "float32":
         console.print(f"with float32 sums, {NOT_COVERED}", soft_wrap=True)

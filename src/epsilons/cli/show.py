@@ -65,7 +65,8 @@ def owner_lines(run: Run, epsilons: Epsilons) -> list[str]:
         f"whatever they contain{nothing}",
         "combined ε      "
         + "  ".join(f"{q:.0%} ≤ {epsilon_text(float(found.quantile(q)))}" for q in (0.5, 0.9, 1.0))
-        + " of the owners, all their records together",
+        + " of the owners, all their records together"
+        + (", cautious" if epsilons.kind == "estimate" else ""),
     ]
 
 
@@ -115,11 +116,20 @@ def print_epsilons(
     print_distribution(console, epsilons)
 
 
-def print_distribution(console: Console, epsilons: Epsilons) -> None:
-    """Kind, quantiles and a histogram of the values; private."""
+def print_distribution(console: Console, epsilons: Epsilons, *, cautious: bool = False) -> None:
+    """Kind, quantiles and a histogram of the values; private. `cautious`: what estimates are."""
+    reading = []
+    if cautious and epsilons.kind == "estimate":
+        reading = ["estimates       cautious: by the larger of the norms before and after a step"]
+    elif epsilons.cautious is not epsilons.values:
+        reading = [
+            "estimates       by the norm nearest in time, often too low; a person is told the "
+            "cautious ones"
+        ]
     console.print(
         f"individual ε    {epsilons.kind} for each of {len(epsilons.values)} examples, "
         f"{epsilons.at_worst_case.mean():.1%} at the worst case",
+        *reading,
         *small_bound_line(epsilons),
         "quantiles       "
         + "  ".join(

@@ -85,7 +85,7 @@ def _print(found: Total) -> None:
         for reason, count in part.unmatched.items():
             console.print(f"not added up    {count} of {part.examples} in {part.name}: {reason}")
     if len(eps):
-        print_distribution(console, eps)
+        print_distribution(console, eps, cautious=True)
     warn_of_delta(eps.delta, max(part.examples for part in found.parts))
 
 

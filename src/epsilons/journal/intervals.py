@@ -1,8 +1,9 @@
-"""The interval of steps for which each recorded norm holds.
+"""The intervals of steps between refreshes, and which norm holds for how many steps of each.
 
 An interval starts at a refresh (norms of all examples), at a restart and where sample rate, noise
-or clip bound change. In it the norms of the latest refresh hold; for a sampled example its own norm
-holds instead, from its step until it is sampled again or the interval ends.
+or clip bound change. Records for its steps are the refresh before it, the norms of examples that
+were sampled in it, and the refresh after it; `accounting.holding` says which of them a step is
+charged. Nothing holds across a restart: the steps that it undid led to other models.
 
 Steps are counted here as they were charged, from 0: a step that is charged again after a restart
 counts again. This count is called the charged step.
@@ -15,11 +16,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from epsilons.accounting.holding import NEVER, Hold, norm_between, shares
+
 
 class Intervals(NamedTuple):
-    """Consecutive intervals of charged steps, each with one refresh and one set of constants."""
+    """Consecutive intervals of charged steps, each with one refresh and one set of constants.
 
-    entry: tuple[int | None, ...]  # of the refresh; None: no norms yet, so the clip bound holds
+    Refreshes are entries of the journal, at the charged steps before which they were made; `NEVER`
+    where there is none.
+    """
+
+    entry: tuple[int | None, ...]  # the refresh before; None: none yet, so the clip bound holds
+    at: NDArray[np.int64]  # (intervals,) of that refresh
+    next_entry: tuple[int | None, ...]  # the refresh after; None: there is none yet, or a restart
+    next_at: NDArray[np.int64]  # (intervals,) of that refresh
     start: NDArray[np.int64]  # (intervals,) first charged step of each
     sample_rate: NDArray[np.float64]  # (intervals,)
     noise_std: NDArray[np.float64]  # (intervals,)
@@ -27,9 +37,14 @@ class Intervals(NamedTuple):
     steps: int  # charged steps of all intervals together
 
     @property
+    def ends(self) -> NDArray[np.int64]:
+        """One more than the last charged step (intervals,) of each interval."""
+        return np.append(self.start[1:], self.steps)
+
+    @property
     def lengths(self) -> NDArray[np.int64]:
         """Charged steps (intervals,) of each interval."""
-        return np.diff(np.append(self.start, self.steps))
+        return self.ends - self.start
 
     def containing(self, charged_step: NDArray[np.int64]) -> NDArray[np.int64]:
         """Which interval each charged step lies in."""
@@ -68,33 +83,78 @@ def chosen_examples(n: int, only: ArrayLike | None) -> NDArray[np.int64]:
     return chosen
 
 
+def row_intervals(intervals: Intervals, most: NDArray[np.int64], hold: Hold) -> NDArray[np.int64]:
+    """(rows,): the interval of each row of `split_by_refreshes` or `split_by_sampled_norms`.
+
+    `most` (intervals,): of `most_sampled_norms`; zeros for `split_by_refreshes`.
+    """
+    numbers, parts = np.arange(len(intervals.start)), _parts(hold)
+    if not most.any():
+        return np.repeat(numbers, 1 + (_refresh_shares(intervals, hold)[1] > 0))
+    return np.append(np.repeat(numbers, parts), np.repeat(numbers, most * parts))
+
+
+def split_by_refreshes(
+    intervals: Intervals,
+    norms: NDArray[np.float64],
+    following: NDArray[np.float64],
+    hold: Hold,
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Norms (rows, m) and numbers of steps (rows,) by the refreshes alone, in order of the steps.
+
+    `norms`, `following` (intervals, m): of the refreshes before and after each interval; where
+    there is none, the clip bound before it and the same as before after it.
+    """
+    own, other = _refresh_shares(intervals, hold)
+    rows = np.stack([norms, norm_between(norms, following, hold)], axis=1)
+    steps = np.stack([own, other], axis=1)
+    used = np.stack([np.ones_like(own, dtype=bool), other > 0], axis=1)
+    return rows[used], steps[used]
+
+
 def split_by_sampled_norms(
     intervals: Intervals,
     norms: NDArray[np.float64],
+    following: NDArray[np.float64],
     sampled: SampledNorms,
-    offsets: NDArray[np.int64],
+    most: NDArray[np.int64],
+    hold: Hold,
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Norms and numbers of steps (intervals + extra, m) once sampled norms replace refreshed ones.
+    """Norms and numbers of steps (rows, m) by refreshes and sampled norms together.
 
-    `norms` (intervals, m): of the refreshes. `sampled`: its examples are numbered from 0 to m − 1.
-    `offsets` (intervals + 1,): each interval's sampled norms have rows of their own, so that they
-    are priced with its constants; after all refreshes, from its offset to before the next one.
+    `norms`, `following` as for `split_by_refreshes`. `sampled`: its examples are numbered from 0
+    to m − 1. `most` (intervals,): for so many sampled norms each interval has rows, after those of
+    all refreshes, so that they are priced with its constants.
     """
-    m, extra = norms.shape[1], int(offsets[-1])
-    all_norms = np.concatenate([norms, np.zeros((extra, m))])
-    refreshed_steps = np.repeat(intervals.lengths[:, None], m, axis=1)
-    steps = np.concatenate([refreshed_steps, np.zeros((extra, m), dtype=np.int64)])
-    if not len(sampled.example):
-        return all_norms, steps
+    m, parts = norms.shape[1], _parts(hold)
     interval = intervals.containing(sampled.charged_step)
-    ends = np.append(intervals.start, intervals.steps)[interval + 1]
-    same_example = sampled.example[1:] == sampled.example[:-1]
-    following = np.append(np.where(same_example, sampled.charged_step[1:], ends[:-1]), ends[-1])
-    length = np.minimum(following, ends) - sampled.charged_step
-    np.subtract.at(steps, (interval, sampled.example), length)
-    row = len(intervals.start) + offsets[interval] + _rank(sampled.example, interval)
-    all_norms[row, sampled.example] = sampled.norm
-    steps[row, sampled.example] = length
+    rank = _rank(sampled.example, interval)
+    next_at = np.repeat(intervals.next_at[:, None], m, axis=1)
+    next_norms = following.copy()
+    first = rank == 0
+    next_at[interval[first], sampled.example[first]] = sampled.charged_step[first]
+    next_norms[interval[first], sampled.example[first]] = sampled.norm[first]
+    at = np.repeat(intervals.at[:, None], m, axis=1)
+    end = np.minimum(next_at, intervals.ends[:, None])
+    by_refresh = _priced_rows(at, norms, next_at, next_norms, intervals.start[:, None], end, hold)
+    last = np.append(rank[1:] == 0, True)
+    # the refresh after the last sampled norm of an interval; without one it holds to the end
+    after = intervals.next_at[interval]
+    after_norm = np.where(after == NEVER, sampled.norm, following[interval, sampled.example])
+    next_at = np.where(last, after, np.roll(sampled.charged_step, -1))
+    next_norm = np.where(last, after_norm, np.roll(sampled.norm, -1))
+    end = np.minimum(next_at, intervals.ends[interval])
+    by_sampled = _priced_rows(
+        sampled.charged_step, sampled.norm, next_at, next_norm, sampled.charged_step, end, hold
+    )
+    refreshed = parts * len(intervals.start)
+    row = refreshed + parts * ((np.cumsum(most) - most)[interval] + rank)
+    all_norms = np.zeros((refreshed + parts * int(most.sum()), m))
+    steps = np.zeros(all_norms.shape, dtype=np.int64)
+    for part in range(parts):
+        all_norms[part:refreshed:parts], steps[part:refreshed:parts] = by_refresh[part]
+        where = row + part, sampled.example
+        all_norms[where], steps[where] = by_sampled[part]
     return all_norms, steps
 
 
@@ -105,6 +165,32 @@ def most_sampled_norms(intervals: Intervals, sampled: SampledNorms) -> NDArray[n
         interval = intervals.containing(sampled.charged_step)
         np.maximum.at(counts, interval, _rank(sampled.example, interval) + 1)
     return counts
+
+
+def _refresh_shares(
+    intervals: Intervals, hold: Hold
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Steps (intervals,) that the refresh before each interval holds for, and the others."""
+    return shares(intervals.at, intervals.next_at, intervals.start, intervals.ends, hold)
+
+
+def _priced_rows(
+    at: NDArray[np.int64],
+    norm: NDArray[np.float64],
+    next_at: NDArray[np.int64],
+    next_norm: NDArray[np.float64],
+    first: NDArray[np.int64],
+    end: NDArray[np.int64],
+    hold: Hold,
+) -> tuple[tuple[NDArray[np.float64], NDArray[np.int64]], ...]:
+    """Norms and steps of a record's own row and of the row between it and the next record."""
+    own, other = shares(at, next_at, first, end, hold)
+    return (norm, own), (norm_between(norm, next_norm, hold), other)
+
+
+def _parts(hold: Hold) -> int:
+    """Rows from one record to the next: its own, and what holds between it and the next."""
+    return 1 if hold == "previous" else 2
 
 
 def _rank(example: NDArray[np.int64], interval: NDArray[np.int64]) -> NDArray[np.int64]:

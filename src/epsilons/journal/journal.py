@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from epsilons.accounting.composition import Releases
+from epsilons.accounting.holding import Hold
 from epsilons.accounting.individual import Method
 from epsilons.accounting.margins import Margin
 from epsilons.accounting.plan import Plan
@@ -33,8 +34,9 @@ from epsilons.randomness import Randomness
 class Journal:
     """The append-only record of one run.
 
-    Algorithm 2 of the paper: `record` appends norms, which hold from a step on; `charge` appends
-    steps that are taken. Steps charged before the first record are priced at the clip bound.
+    Algorithm 2 of the paper: `record` appends norms of a step; `charge` appends steps that are
+    taken. Which norm holds at the steps between two records is decided when they are priced (see
+    `accounting.holding`). Steps charged before the first record are priced at the clip bound.
 
     Made by `create` or `open`, which find the `chain` of entries; a context manager, which closes
     it. `.plan`; `.ids` (n,) of the examples in data set order; `.margin`, what is added to recorded
@@ -132,14 +134,13 @@ class Journal:
         self.close()
 
     def record(self, step: int, norms: ArrayLike, indices: ArrayLike | None = None) -> None:
-        """Record gradient norms that hold from `step` on.
+        """Record gradient norms of the models before `step`.
 
         `norms` as they were computed: the journal adds its `margin`, and what it then holds is what
         is priced. Without `indices`: norms (n,) of all examples, a refresh, before the step is
-        charged; they hold until the next refresh. With `indices`: norms of examples sampled at
-        `step`, after it is charged; they hold until the example's next record (see `record_some`).
-        NaN is priced at the clip bound. Recording the same again changes nothing. ValueError for
-        another shape, a negative norm or a step at which they can't be recorded.
+        charged. With `indices`: norms of examples sampled at `step`, after it is charged (see
+        `record_some`). NaN is priced at the clip bound. Recording the same again changes nothing.
+        ValueError for another shape, a negative norm or a step at which they can't be recorded.
         """
         if indices is not None:
             self.record_some("sampled", step, [np.asarray(indices)], [np.asarray(norms)])
@@ -156,10 +157,9 @@ class Journal:
         """Record norms of some examples at the charged steps `first`, `first` + 1, and so on.
 
         `indices` and `norms`: an array (k,) of each per step. `kind` is `"sampled"` or
-        `"followed"`. `"sampled"`: of the examples in each step's batch; they hold until the
-        example's next record. Under individual clipping they raise: a threshold must not depend on
-        who was sampled. `"followed"`: of the same examples at every step; they change no ε of
-        `epsilons`.
+        `"followed"`. `"sampled"`: of the examples in each step's batch, records beside those of
+        refreshes. Under individual clipping they raise: a threshold must not depend on who was
+        sampled. `"followed"`: of the same examples at every step; they change no ε of `epsilons`.
         """
         norm_records.append_some(self._chain, self._opening, kind, first, indices, norms)
 
@@ -298,24 +298,35 @@ class Journal:
         return norm_records.norms_of_all(self._chain, step)
 
     def histories(
-        self, chunk: int = 4096, *, sampled: bool = True, only: ArrayLike | None = None
+        self,
+        chunk: int = 4096,
+        *,
+        sampled: bool = True,
+        only: ArrayLike | None = None,
+        hold: Hold = "nearest",
     ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
         """Blocks (norms (rows, m), steps (rows,) or (rows, m)) of `chunk` examples, in order.
 
         `steps`: for how many charged steps a row's norms hold. Memory is bounded by the chunk.
         `sampled=False` leaves out norms of sampled examples. `only`: ascending indices of examples
-        in the data set; by default all.
+        in the data set; by default all. `hold`: which record a step without one is charged; under
+        individual clipping always `"previous"`, as the thresholds were used.
         """
         return norm_records.histories(
-            self._chain, self.plan, chunk=chunk, sampled=sampled, only=only
+            self._chain, self.plan, chunk=chunk, sampled=sampled, only=only, hold=hold
         )
 
-    def constants(self, *, sampled: bool = True, only: ArrayLike | None = None) -> Constants:
+    def constants(
+        self, *, sampled: bool = True, only: ArrayLike | None = None, hold: Hold = "nearest"
+    ) -> Constants:
         """Sample rate, noise and clip bound (rows,) of the rows of `histories`.
 
-        With the same `sampled` and `only`. The noise is `noise_std`, in units of the gradient.
+        With the same `sampled`, `only` and `hold`. The noise is `noise_std`, in units of the
+        gradient.
         """
-        return norm_records.row_constants(self._chain, self.plan, sampled=sampled, only=only)
+        return norm_records.row_constants(
+            self._chain, self.plan, sampled=sampled, only=only, hold=hold
+        )
 
     def epsilons(
         self,
@@ -325,6 +336,7 @@ class Journal:
         sampled: bool = True,
         only: ArrayLike | None = None,
         releases: Releases | None = None,
+        hold: Hold = "nearest",
     ) -> Epsilons:
         """ε of every example for the steps charged so far, in data set order.
 
@@ -333,9 +345,21 @@ class Journal:
         indices of examples; their values are the same as among all, and nothing is computed for the
         others. `releases`: everything released beside the training; by default the plan's clip
         bound, as in `worst_case`.
+
+        `hold`: which record a step without one of its own is charged: the nearest in time, the
+        larger of its two neighbours (`"cautious"`) or the one before it (`"previous"`, the
+        paper's). By default `values` are by the nearest, and those of an estimate have a second
+        reading, `cautious`. What is no estimate is the same for all.
         """
         return recorded_epsilons.epsilons(
-            self._chain, self._opening, delta, method, sampled=sampled, only=only, releases=releases
+            self._chain,
+            self._opening,
+            delta,
+            method,
+            sampled=sampled,
+            only=only,
+            releases=releases,
+            hold=hold,
         )
 
     def followed(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

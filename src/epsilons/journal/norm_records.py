@@ -7,14 +7,17 @@ examples at one or more consecutive steps.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from epsilons.accounting import checks
 from epsilons.accounting.histories import clipping_thresholds
+from epsilons.accounting.holding import HOLDS, NEVER, Hold
 from epsilons.accounting.margins import phases_of_norms
-from epsilons.accounting.plan import Plan
+from epsilons.accounting.plan import Phase, Plan
 from epsilons.journal.chain import Chain, Entry
 from epsilons.journal.charges import latest_entry, phase_constants, refresh_in_force, steps_charged
 from epsilons.journal.intervals import (
@@ -22,6 +25,8 @@ from epsilons.journal.intervals import (
     SampledNorms,
     chosen_examples,
     most_sampled_norms,
+    row_intervals,
+    split_by_refreshes,
     split_by_sampled_norms,
 )
 from epsilons.journal.opening import Opening
@@ -44,7 +49,9 @@ class Constants(NamedTuple):
 def append_all(chain: Chain, opening: Opening, step: int, norms: ArrayLike) -> None:
     """Append the norms (n,) of all examples; see `Journal.record`."""
     plan = opening.plan
-    row = _charged(opening, step, _validated_norms(norms, plan.n)).tobytes()
+    # no threshold holds before its refresh
+    phases = phases_of_norms(plan, step, before=plan.clipping == "max")
+    row = _charged(opening, _validated_norms(norms, plan.n), phases).tobytes()
     last, charged = latest_entry(chain, "refresh"), steps_charged(chain)
     again = last is not None and last.facts["step"] == step
     if last is not None and again and chain.norms(last.number) == row:
@@ -76,7 +83,7 @@ def append_some(
         )
     chosen = [np.asarray(i, dtype="<i8") for i in indices]
     rows = [
-        _charged(opening, first + k, _validated_norms(z, len(i)))
+        _charged(opening, _validated_norms(z, len(i)), phases_of_norms(plan, first + k))
         for k, (i, z) in enumerate(zip(chosen, norms, strict=True))
     ]
     if any(len(i) and not (i.min() >= 0 and i.max() < plan.n) for i in chosen):
@@ -126,60 +133,87 @@ def clip_bounds(chain: Chain, plan: Plan, step: int, indices: ArrayLike) -> NDAr
 
 def refresh_intervals(chain: Chain, plan: Plan) -> Intervals:
     """The intervals of charged steps; without any charge one, empty, at the clip bound."""
-    found: list[tuple[int | None, int, dict[str, float]]] = []
+    found: list[_Interval] = []
     refreshes: list[Entry] = []
-    charged_step, starts = 0, True
+    charged_step, starts, open_from = 0, True, 0  # intervals from `open_from` on lack a next one
     for entry in chain.entries("refresh", "charge", "restart"):
         if entry.kind == "charge":
             constants = {k: entry.facts[k] for k in ("sample_rate", "noise_std", "bound")}
-            if starts or constants != found[-1][2]:
-                latest = refreshes[-1].number if refreshes else None
-                found.append((latest, charged_step, constants))
+            if starts or constants != found[-1].constants:
+                number, at = None, NEVER
+                if refreshes:
+                    ago = entry.facts["first"] - refreshes[-1].facts["step"]
+                    number, at = refreshes[-1].number, charged_step - ago
+                found.append(_Interval(number, at, charged_step, constants))
             charged_step += entry.facts["last"] + 1 - entry.facts["first"]
             starts = False
         elif entry.kind == "refresh":
             refreshes.append(entry)
             starts = True
+            for before in found[open_from:]:
+                before.next_entry, before.next_at = entry.number, charged_step
+            open_from = len(found)
         else:
             refreshes = [e for e in refreshes if e.facts["step"] <= entry.facts["step"]]
             starts = True
+            open_from = len(found)
     if not found:
-        found.append((None, 0, phase_constants(plan.phase(0))))
+        found.append(_Interval(None, NEVER, 0, phase_constants(plan.phase(0))))
     return Intervals(
-        entry=tuple(number for number, _, _ in found),
-        start=np.array([start for _, start, _ in found], dtype=np.int64),
-        sample_rate=np.array([c["sample_rate"] for _, _, c in found]),
-        noise_std=np.array([c["noise_std"] for _, _, c in found]),
-        bound=np.array([c["bound"] for _, _, c in found]),
+        entry=tuple(one.entry for one in found),
+        at=np.array([one.at for one in found], dtype=np.int64),
+        next_entry=tuple(one.next_entry for one in found),
+        next_at=np.array([one.next_at for one in found], dtype=np.int64),
+        start=np.array([one.start for one in found], dtype=np.int64),
+        sample_rate=np.array([one.constants["sample_rate"] for one in found]),
+        noise_std=np.array([one.constants["noise_std"] for one in found]),
+        bound=np.array([one.constants["bound"] for one in found]),
         steps=charged_step,
     )
 
 
+@dataclass
+class _Interval:
+    """One of the `Intervals`, while the entries are read."""
+
+    entry: int | None
+    at: int
+    start: int
+    constants: dict[str, float]
+    next_entry: int | None = None
+    next_at: int = NEVER
+
+
 def histories(
-    chain: Chain, plan: Plan, *, chunk: int, sampled: bool, only: ArrayLike | None
+    chain: Chain, plan: Plan, *, chunk: int, sampled: bool, only: ArrayLike | None, hold: Hold
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
     """Blocks of norms and of the numbers of steps they hold for; see `Journal.histories`."""
     intervals, chosen = refresh_intervals(chain, plan), chosen_examples(plan.n, only)
-    offsets = _sampled_offsets(chain, intervals, sampled, chosen)
+    most, way = _most_sampled(chain, intervals, sampled, chosen), _as_clipped(plan, hold)
     for first in range(0, len(chosen), chunk):
         examples = chosen[first : first + chunk]
-        norms = np.empty((len(intervals.entry), len(examples)))
-        for row, number in enumerate(intervals.entry):
-            norms[row] = _refreshed_norms(chain, number, intervals.bound[row], examples)
-        if offsets[-1]:
+        norms, following = _around(chain, intervals, examples)
+        if most.any():
             of_sampled = _sampled_norms(chain, examples)
-            yield split_by_sampled_norms(intervals, norms, of_sampled, offsets)
+            yield split_by_sampled_norms(intervals, norms, following, of_sampled, most, way)
         else:
-            yield norms, intervals.lengths
+            yield split_by_refreshes(intervals, norms, following, way)
 
 
-def row_constants(chain: Chain, plan: Plan, *, sampled: bool, only: ArrayLike | None) -> Constants:
+def row_constants(
+    chain: Chain, plan: Plan, *, sampled: bool, only: ArrayLike | None, hold: Hold
+) -> Constants:
     """Sample rate, noise and clip bound of each row of `histories` for the same arguments."""
     intervals, chosen = refresh_intervals(chain, plan), chosen_examples(plan.n, only)
-    numbers = np.arange(len(intervals.entry))
-    extra = np.diff(_sampled_offsets(chain, intervals, sampled, chosen))
-    row = np.append(numbers, np.repeat(numbers, extra))
+    most = _most_sampled(chain, intervals, sampled, chosen)
+    row = row_intervals(intervals, most, _as_clipped(plan, hold))
     return Constants(intervals.sample_rate[row], intervals.noise_std[row], intervals.bound[row])
+
+
+def _as_clipped(plan: Plan, hold: Hold) -> Hold:
+    """Thresholds hold from their refresh on, as they were used, whatever is asked for."""
+    checks.one_of("hold", hold, HOLDS)
+    return "previous" if plan.clipping == "individual" else hold
 
 
 def followed(chain: Chain, plan: Plan) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -195,16 +229,27 @@ def followed(chain: Chain, plan: Plan) -> tuple[NDArray[np.int64], NDArray[np.fl
     return chosen, table
 
 
-def _refreshed_norms(
-    chain: Chain, number: int | None, bound: float, examples: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Norms of the (ascending) examples in one refresh; the clip bound before the first."""
-    if number is None:
-        return np.full(len(examples), bound)
+def _around(
+    chain: Chain, intervals: Intervals, examples: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Norms (intervals, m) of the (ascending) examples in the refresh before and in that after.
+
+    Before the first refresh there is the clip bound; after the last, the same as before.
+    """
+    shape = len(intervals.entry), len(examples)
     first, span = int(examples[0]), int(examples[-1] - examples[0]) + 1
-    read = np.frombuffer(chain.part_of_norms(number, 8 * first, 8 * span), dtype="<f8")
-    found: NDArray[np.float64] = read[examples - first]
-    return found
+    norms, following = np.empty(shape), np.empty(shape)
+    last: tuple[int, NDArray[np.float64]] | None = None
+    for row, (number, after) in enumerate(zip(intervals.entry, intervals.next_entry, strict=True)):
+        for target, entry in ((norms, number), (following, after)):
+            if entry is None:
+                target[row] = intervals.bound[row] if target is norms else norms[row]
+                continue
+            if last is None or last[0] != entry:  # mostly the refresh after the row above
+                read = np.frombuffer(chain.part_of_norms(entry, 8 * first, 8 * span), dtype="<f8")
+                last = entry, read[examples - first]
+            target[row] = last[1]
+    return norms, following
 
 
 def _sampled_norms(chain: Chain, examples: NDArray[np.int64]) -> SampledNorms:
@@ -241,29 +286,31 @@ def _charged_entries(chain: Chain, kind: str) -> Iterator[tuple[Entry, int]]:
             yield entry, offset
 
 
-def _sampled_offsets(
+def _most_sampled(
     chain: Chain,
     intervals: Intervals,
     sampled: bool,
     chosen: NDArray[np.int64],
     chunk: int = 65_536,
 ) -> NDArray[np.int64]:
-    """(intervals + 1,): where the rows of each interval's sampled norms begin; see `intervals`."""
+    """(intervals,): the most sampled norms that one example has in each interval."""
     most = np.zeros(len(intervals.entry), dtype=np.int64)
     if sampled and chain.last("sampled") is not None:
         for first in range(0, len(chosen), chunk):
             of_sampled = _sampled_norms(chain, chosen[first : first + chunk])
             most = np.maximum(most, most_sampled_norms(intervals, of_sampled))
-    return np.append(0, np.cumsum(most))
+    return most
 
 
-def _charged(opening: Opening, step: int, norms: NDArray[np.float64]) -> NDArray[np.float64]:
+def _charged(
+    opening: Opening, norms: NDArray[np.float64], phases: list[Phase]
+) -> NDArray[np.float64]:
     if opening.margin is None:
         raise ValueError(
             "an earlier version began this journal, and its loop added the margin to the norms; "
             "go on with that version"
         )
-    return opening.margin.charged(norms, phases_of_norms(opening.plan, step))
+    return opening.margin.charged(norms, phases)
 
 
 def _validated_norms(norms: ArrayLike, n: int) -> NDArray[np.float64]:

@@ -31,9 +31,10 @@ class Persons:
     """The owners of a run, by ascending combined ε; all of it is private, so `repr` shows nothing.
 
     `records` (m,): how many each has. `epsilons` (m,): ε of all records of each together at
-    `delta`, along the training observed; never below what `owner_statement` says, and above it by
-    what RDP is above the tight ε for owners of several records (by 7 to 9 % at usual settings).
-    `worst_case`: ε of the owner with the most records, whatever these contain.
+    `delta`, along the training observed, estimates the cautious ones; never below what
+    `owner_statement` says, and above it by what RDP is above the tight ε for owners of several
+    records (by 7 to 9 % at usual settings). `worst_case`: ε of the owner with the most records,
+    whatever these contain.
     """
 
     records: NDArray[np.int64]
@@ -75,9 +76,9 @@ def persons(run: Run, epsilons: Epsilons) -> Persons | None:
     if run.examples.owners is None:
         return None
     delta, releases = epsilons.delta, releases_of(run)
-    alone = epsilons.values
+    alone = epsilons.cautious
     if releases != run.plan.clip_bound:
-        alone = run.epsilons(delta, releases=releases).values
+        alone = run.epsilons(delta, releases=releases, hold="cautious").values
     _, owner, counts = np.unique(run.examples.owners, return_inverse=True, return_counts=True)
     worst = person_worst_case(run, int(counts.max()), releases, delta=delta)
     combined = np.zeros(len(counts))
@@ -111,7 +112,9 @@ def _curves(
     gaussian = releases.gaussian
     table = np.stack(
         [
-            run.epsilons(float(np.exp(-x)), "rdp", only=chosen, releases=gaussian).values[row]
+            run.epsilons(
+                float(np.exp(-x)), "rdp", only=chosen, releases=gaussian, hold="cautious"
+            ).values[row]
             for x in points
         ]
     )

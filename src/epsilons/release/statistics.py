@@ -142,7 +142,8 @@ def publish(
         raise ValueError(f"the worst case is {upper}; only a private run of ≥ 1 step has ε's")
 
     def answer() -> dict[str, Any]:
-        values = np.clip(np.nan_to_num(run.epsilons().values, nan=upper), 0.0, upper)
+        told = run.epsilons(hold="cautious").values
+        values = np.clip(np.nan_to_num(told, nan=upper), 0.0, upper)
         everyone = ask.statistics(values, upper, Size(run.plan.n), mu)
         by = {
             column: _by_group(ask, values, upper, run.examples.groups[column], labels, mu)

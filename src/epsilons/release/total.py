@@ -23,6 +23,7 @@ from epsilons.accounting.composition import (
     composed_epsilons,
 )
 from epsilons.accounting.histories import clipping_thresholds
+from epsilons.accounting.holding import Hold
 from epsilons.accounting.individual import Method
 from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons, Kind
@@ -32,6 +33,8 @@ from epsilons.release.budget import Spent, releases_of
 from epsilons.runs import Run
 
 _WEAKEST_FIRST: tuple[Kind, ...] = ("none", "estimate", "bound", "exact")
+# What leaves the curator's hands is rarely too low.
+_HOLD: Hold = "cautious"
 # Norms in memory at a time (128 MiB), however many examples there are.
 _MOST_NORMS = 2**24
 
@@ -65,7 +68,8 @@ class Total:
     `worst_case`: ε of a record that is in all of them, at the clip bound in every step: with clip
     bounds and publications. `epsilons`: of the examples found in all runs, which `ids` names, in
     the order of the first; private, as are the counts in `parts`. `kind` is the weakest of the
-    runs'. `common`: names of runs that began as copies of one folder.
+    runs'; estimates are the cautious ones (`Epsilons.cautious`). `common`: names of runs that began
+    as copies of one folder.
     """
 
     parts: tuple[Part, ...]
@@ -130,7 +134,7 @@ def total(runs: Sequence[Run], *, delta: float | None = None, method: Method = "
 
 
 class CombinedRuns:
-    """Runs whose steps and releases are priced as those of one."""
+    """Runs whose steps and releases are priced as those of one, estimates cautiously."""
 
     def __init__(
         self, runs: Sequence[Run], method: Method = "tight", *, releases: Releases | None = None
@@ -173,7 +177,7 @@ class CombinedRuns:
         count, worst = len(positions[0]), self.worst_case(delta)
         values = np.full(count, worst)
         if self.kind != "none":
-            rows = sum(len(run.journal.constants().bound) for run in self.runs)
+            rows = sum(len(run.journal.constants(hold=_HOLD).bound) for run in self.runs)
             chunk = max(1, _MOST_NORMS // rows)
             for first in range(0, count, chunk):
                 some = slice(first, first + chunk)
@@ -189,7 +193,7 @@ class CombinedRuns:
     def _priced(self, positions: Sequence[NDArray[np.int64]], delta: float) -> NDArray[np.float64]:
         blocks = [_history(run, at) for run, at in zip(self.runs, positions, strict=True)]
         constants = [
-            run.journal.constants(only=np.sort(at))
+            run.journal.constants(only=np.sort(at), hold=_HOLD)
             for run, at in zip(self.runs, positions, strict=True)
         ]
         plans = [run.plan for run in self.runs]
@@ -263,7 +267,7 @@ def _history(
     """Norms and steps (rows, m) of the examples at `positions`, in their order."""
     order = np.argsort(positions)
     back = np.argsort(order)
-    ((norms, steps),) = run.journal.histories(len(positions), only=positions[order])
+    ((norms, steps),) = run.journal.histories(len(positions), only=positions[order], hold=_HOLD)
     each = steps if steps.ndim == 2 else np.repeat(steps[:, None], len(positions), axis=1)
     return norms[:, back].copy(), each[:, back]
 

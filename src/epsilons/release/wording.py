@@ -92,7 +92,9 @@ def _sections(statement: Statement) -> list[tuple[str, list[str]]]:
     if statement.kind == "estimate":
         observed.append(
             "It is approximate: gradient norms were measured now and then and not at every step, "
-            "or with other random draws (dropout, augmentation) than the steps had."
+            "or with other random draws (dropout, augmentation) than the steps had. This is the "
+            "cautious of two readings: a step between two measurements counts with the larger of "
+            "both. It is rarely far too low, and may be."
         )
     if several:
         observed.append("Your records are bounded together by taking them out one after the other.")

@@ -42,7 +42,8 @@ _WORTH: dict[str | None, tuple[str, str]] = {
     "estimate": (
         "estimates, plus noise",
         "Each individual ε is an estimate, from norms refreshed now and then or of other random "
-        f"draws than the steps had: it may be too high or too low. On top, {_NOISE}",
+        "draws than the steps had. It is the cautious reading, by the larger of the norms before "
+        f"and after a step: mostly too high, and may be too low. On top, {_NOISE}",
     ),
     "none": ("certain", "There is no ε."),
     None: ("not stated", "What the individual ε’s are worth is stated with what is published."),

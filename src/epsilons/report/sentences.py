@@ -11,6 +11,7 @@ import numpy as np
 from epsilons.accounting.printed import epsilon_text
 from epsilons.accounting.results import small_bound
 from epsilons.analysis import (
+    Agreement,
     Attack,
     BoundRow,
     EpsilonCourse,
@@ -29,7 +30,8 @@ KINDS = {
     "exact": "Exact: the values follow from what each step really used.",
     "bound": "Upper bounds: no example's value is higher.",
     "estimate": "Estimates: the norms that were charged are not quite those of the steps (they are "
-    "of the last refresh, or of other random draws), so a value may be too high or too low.",
+    "the nearest in time, or of other random draws), so a value may be too high or too low. What a "
+    "person is told is the cautious reading: by the larger of the norms before and after a step.",
     "none": "None: without noise there is no ε.",
 }
 # Groups named at most, where there are many, and how far above average they pay at least.
@@ -96,8 +98,8 @@ def per_person(found: Persons | None) -> list[str]:
         f"them at most {usual}. Together, {most} have ε ≤ {epsilon_text(found.worst_case)}, "
         f"whatever they contain{nothing}.",
         f"All records of an owner together, along this training: half of the owners have "
-        f"ε ≤ {half}, 90 % ≤ {many}, the worst ≤ {worst} (bounds by RDP; for several records some "
-        "10 % above the owner’s statement).",
+        f"ε ≤ {half}, 90 % ≤ {many}, the worst ≤ {worst} (bounds by RDP, of estimates the "
+        "cautious ones; for several records some 10 % above the owner’s statement).",
     ]
 
 
@@ -204,13 +206,24 @@ def estimate(error: EstimateError) -> str:
         return (
             f"For {a.n:,} random examples the norm of every step was recorded. Against ε’s that "
             f"follow from these the estimates have {r}mean error {a.mean_error:.3f}, worst error "
-            f"{a.worst_error:.3f}, and are {_by(a.bias)} on average."
+            f"{a.worst_error:.3f}, and are {_by(a.bias)} on average; {percent(a.below)} of them "
+            f"are too low by more than 1\u00a0%{_cautiously(error.cautious)}."
         )
     return (
         f"No examples were followed at every step. With every second refresh left out, ε of "
         f"{a.n:,} examples changes by {a.mean_error:.3f} on average and "
         f"{a.worst_error:.3f} at most ({r.rstrip(', ')}): a hint of how much the refreshes that "
         "were not made would have changed."
+    )
+
+
+def _cautiously(agreement: Agreement | None) -> str:
+    """The same of the cautious reading, after the figures of the estimates."""
+    if agreement is None:
+        return ""
+    return (
+        f", of the cautious reading {percent(agreement.below)}, which is {_by(agreement.bias)} on "
+        "average"
     )
 
 
