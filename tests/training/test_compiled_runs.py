@@ -75,6 +75,7 @@ def test_steps_are_replayed_only_if_they_are_compiled_again(tmp_path, graphs, mo
 
     with monkeypatch.context() as killed:
         killed.setattr(loop.Loop, "leave", lambda self, before: None)
+        killed.setattr(loop, "CHECKPOINT_SECONDS", 1e9)
         for step in begun(True):
             if step.number == 6:
                 break

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import signal
+from unittest import mock
 
 import numpy as np
 import torch
@@ -59,11 +60,11 @@ LONG = dict(
 
 def long_run(out, clipping="max", checkpoint_seconds=0.05, seed=5):
     """Several seconds of training with everything that must survive a crash."""
-    loop.CHECKPOINT_SECONDS = checkpoint_seconds
-    return trained(
-        out, plan(**LONG, clipping=clipping), dropout=0.3, scheduled=True, follow=3, resume=True,
-        test=data(30, seed=1), correct_fn=correct_class, seed=seed,
-    )  # fmt: skip
+    with mock.patch.object(loop, "CHECKPOINT_SECONDS", checkpoint_seconds):
+        return trained(
+            out, plan(**LONG, clipping=clipping), dropout=0.3, scheduled=True, follow=3,
+            resume=True, test=data(30, seed=1), correct_fn=correct_class, seed=seed,
+        )  # fmt: skip
 
 
 def child(out, clipping):
