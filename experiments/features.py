@@ -12,27 +12,11 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import TensorDataset
-
-from epsilons.data import Data
 
 DIRECTIONS = 8
 CELL = 4  # pixels
 ENERGY = 0.05  # a flat patch stays flat: contrast below it is not blown up
-CHUNK = 2000
 WIDTH = 1088
-
-
-def with_features(data: Data) -> Data:
-    """The same data set, its pictures (3, 32, 32) replaced by their features (1088,)."""
-    return Data(
-        _replaced(data.train),
-        data.examples,
-        None if data.test is None else _replaced(data.test),
-        data.test_examples,
-        data.classes,
-        data.checksums,
-    )
 
 
 def features(pictures: Tensor) -> Tensor:
@@ -66,10 +50,3 @@ def _oriented(plane: Tensor) -> Tensor:
 
 def _half(plane: Tensor) -> Tensor:
     return F.avg_pool2d(plane[:, None], 2)[:, 0]
-
-
-def _replaced(dataset: object) -> TensorDataset:
-    if not isinstance(dataset, TensorDataset):
-        raise TypeError(f"features are of pictures in tensors, not of {type(dataset).__name__}")
-    pictures, labels = dataset.tensors
-    return TensorDataset(torch.cat([features(some) for some in pictures.split(CHUNK)]), labels)

@@ -12,7 +12,7 @@ from epsilons.analysis.figures import course_of_norms
 from experiments.lab import Lab
 from experiments.rows import TITLES, Row, scale
 
-RUNS = ("cifar10-cnn", "mnist")
+RUNS = ("cifar10-cnn", "cifar10-0.5M", "mnist")
 BY = "class"
 
 
@@ -32,7 +32,7 @@ def numbers(lab: Lab) -> dict[str, Any]:
 
 
 def picture(lab: Lab, found: dict[str, Any], file: Path) -> None:
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    figure = Figure(figsize=(12, 3.4), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(RUNS)), RUNS, strict=True):
         course_of_norms(axes, norm_course(lab.runs(name)[0], BY))
     figure.savefig(file)

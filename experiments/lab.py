@@ -21,6 +21,7 @@ from epsilons.data import Data
 from epsilons.gradients import gradient_norms
 from epsilons.release import Budget, ClipBound, Cost, release_median_norm
 from epsilons.training import correct_class, fit
+from experiments import language
 from experiments.presets import OPTIONAL, PRESETS
 from experiments.recipes import METHOD, Recipe
 from experiments.sources import loss_for, missing, model_for, source
@@ -52,7 +53,7 @@ class Lab:
             data = self.recipes[name].data
             why = missing(data, self.data)
             if why:
-                return why, data.partition("-")[0] in OPTIONAL[self.preset]
+                return why, not OPTIONAL[self.preset].isdisjoint(data.split("-"))
         return None
 
     def run(self, name: str, seed: int) -> Run:
@@ -109,7 +110,7 @@ def epsilons_of(run: Run, method: str = METHOD) -> Epsilons:
 
 def _trained(recipe: Recipe, seed: int, path: Path, lab: Lab) -> Run:
     data = source(recipe, lab.data, lab.out / "cache")
-    model, loss_fn = model_for(recipe, data, seed, lab.data), loss_for(recipe)
+    model, loss_fn = model_for(recipe, data, seed), loss_for(recipe)
     n = len(data.examples)
     file = _facts_file(path)
     if not file.exists():
@@ -133,14 +134,18 @@ def _trained(recipe: Recipe, seed: int, path: Path, lab: Lab) -> Run:
         if "median" in known["found"]:
             with Budget.of_run(path) as budget:
                 _clip_bound(known["found"]["median"]["private"]).charge(budget)
-    rate = recipe.rate / (1.0 if recipe.epsilon is None else known["found"]["bound"])
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=recipe.momentum)
     began, used = time.monotonic(), time.process_time()
-    run = fit(
-        model, optimizer, loss_fn, data.train, plan, out=path, examples=data.examples,
-        test=data.test, test_examples=data.test_examples, correct_fn=correct_class, seed=seed,
-        micro_batch=recipe.micro_batch, follow=recipe.follow, resume=True,
-    )  # fmt: skip
+    if recipe.network in language.NETWORKS:
+        rate = recipe.rate
+        run = language.trained(model, data, plan, recipe, path, seed)
+    else:
+        rate = recipe.rate / (1.0 if recipe.epsilon is None else known["found"]["bound"])
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=recipe.momentum)
+        run = fit(
+            model, optimizer, loss_fn, data.train, plan, out=path, examples=data.examples,
+            test=data.test, test_examples=data.test_examples, correct_fn=correct_class, seed=seed,
+            micro_batch=recipe.micro_batch, follow=recipe.follow, resume=True,
+        )  # fmt: skip
     spent = json.loads((run.path / "private" / "timings.json").read_text())
     known["found"] |= {
         "steps": plan.steps,

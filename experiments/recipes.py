@@ -19,8 +19,9 @@ class Recipe:
     `n`, `n_test`: so many of the training and of the held-out examples, None for all. `epsilon`:
     the worst case, None for a training without privacy. `bound`: the clip bound, None for `factor`
     times the private median of the norms at initialisation. The learning rate is `rate` divided by
-    the clip bound, so that a bound does not change the length of a clipped step. `follow`: so many
-    random examples have their norms recorded at every step.
+    the clip bound, so that a bound does not change the length of a clipped step; of language models
+    it is that of AdamW, which makes up for the bound itself. `follow`: so many random examples have
+    their norms recorded at every step.
     """
 
     data: str

@@ -13,6 +13,8 @@ NETWORKS = {
     "logistic": "linear",
     "resnet20": "ResNet20-GN",
     "wrn16_4": "WRN16-4",
+    "minilm_lora": "MiniLM-L6 with LoRA",
+    "minilm_head": "head on MiniLM-L6",
 }
 DATA = {
     "mnist": "MNIST",
@@ -21,6 +23,10 @@ DATA = {
     "adult": "Adult",
     "utkface-gender": "UTKFace gender",
     "utkface-age": "UTKFace age",
+    "utkface-gender-imagenet": "UTKFace gender, ImageNet’s features",
+    "utkface-age-imagenet": "UTKFace age, ImageNet’s features",
+    "cifar10-imagenet": "CIFAR-10, ImageNet’s features",
+    "sst2": "SST-2",
     "digits": "digits",
     "digits-pictures": "digits",
 }
@@ -34,6 +40,9 @@ TITLES = {
     "wrn16-4": "WRN16-4",
     "utkface-gender": "UTKFace gender",
     "utkface-age": "UTKFace age",
+    "utkface-gender-imagenet": "UTKFace gender, ImageNet’s features",
+    "utkface-age-imagenet": "UTKFace age, ImageNet’s features",
+    "cifar10-0.5M": "CIFAR-10, ResNet20-GN",
 }
 
 

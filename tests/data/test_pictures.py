@@ -114,6 +114,24 @@ def test_balanced_labels_within_each_race(tmp_path):
     assert set(counts.values()) == {5}
 
 
+def test_faces_of_some_races_are_balanced_among_themselves(tmp_path):
+    for k in range(20):
+        picture(tmp_path / f"20_{int(k % 5 == 0)}_{k % 4}_{k}.jpg", size=(4, 4))
+    some = utkface(tmp_path, size=4, test_share=0, races=["Black", "Asian"])
+    assert set(some.examples.groups["race"]) == {"Black", "Asian"}
+    assert len(some.examples) == 10
+    balanced = utkface(tmp_path, size=4, test_share=0, races=["Black", "Asian"], balanced=True)
+    groups = balanced.examples.groups
+    counts = np.unique(
+        [*zip(groups["race"], groups["gender"], strict=True)], axis=0, return_counts=True
+    )
+    assert set(counts[1]) == {1}
+    with pytest.raises(ValueError, match="none of the 20 faces"):
+        utkface(tmp_path, size=4, races=["Others"])
+    with pytest.raises(ValueError, match="expected some of White, Black"):
+        utkface(tmp_path, size=4, races=["black"])
+
+
 def test_faces_without_names_are_refused(zoo):
     with pytest.raises(ValueError, match="none of the 10 pictures"):
         utkface(zoo)

@@ -1,11 +1,11 @@
-"""Made-up people and faces, in the files and names of the real data sets."""
+"""Made-up people, faces and sentences, in the files and names of the real data sets."""
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-PEOPLE, HELD_OUT, FACES = 1200, 400, 60
+PEOPLE, HELD_OUT, FACES, SENTENCES = 1200, 400, 60, 80
 RACES = ("White", "Black", "Asian-Pac-Islander")
 
 
@@ -20,12 +20,16 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def made_up(tmp_path_factory):
-    """A folder as `--data` takes it: adult/adult.data, adult/adult.test, UTKFace/*.jpg."""
+    """A folder as `--data` takes it, with the files of Adult, UTKFace and SST-2."""
     folder = tmp_path_factory.mktemp("data")
     generator = np.random.default_rng(0)
     (folder / "adult").mkdir()
     (folder / "adult" / "adult.data").write_text(_people(PEOPLE, "", generator))
     (folder / "adult" / "adult.test").write_text("|1x3\n" + _people(HELD_OUT, ".", generator))
+    (folder / "sst2").mkdir()
+    for name in ("train", "dev", "test"):
+        lines = [f"{'dull and ' * (k % 5)}good\t{k % 2}\n" for k in range(SENTENCES)]
+        (folder / "sst2" / f"{name}.tsv").write_text("".join(lines))
     (folder / "UTKFace").mkdir()
     for k in range(FACES):
         gender, race, age = k % 2, k % 5, int(generator.integers(1, 90))

@@ -18,6 +18,8 @@ def lab(made_up, tmp_path_factory):
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_smoke(lab, name):
     results = lab.out / "results"
+    if lacking := lab.lacking(EXPERIMENTS[name].RUNS):
+        pytest.skip(lacking[0])
     conduct(lab, [name], results, results)
     result = json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
     rows = EXPERIMENTS[name].rows(result["numbers"], result["runs"])

@@ -15,7 +15,7 @@ tf = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 tf.utils.logging.set_verbosity_error()
 
-from epsilons import Plan  # noqa: E402
+from epsilons import Examples, Plan, Run  # noqa: E402
 from epsilons.gradients import UnsupportedLayer, gradient_norms  # noqa: E402
 from epsilons.integrations import huggingface  # noqa: E402
 from epsilons.integrations.huggingface import (  # noqa: E402
@@ -120,9 +120,12 @@ def arguments(tmp_path, **options):
 def trainer(tmp_path, model=None, data=None, *, private=None, out="run", callbacks=(), **options):
     own = {
         name: options.pop(name)
-        for name in ("loss_fn", "data_collator", "eval_dataset", "compute_metrics", "seed")
+        for name in (
+            "loss_fn", "data_collator", "eval_dataset", "compute_metrics", "seed", "correct_fn",
+            "eval_examples", "follow",
+        )
         if name in options
-    }
+    }  # fmt: skip
     args = arguments(tmp_path, **options)
     data = Sentences(parity) if data is None else data
     return PrivateTrainer(
@@ -317,6 +320,43 @@ def test_evaluating_saving_and_predicting_are_the_trainers(tmp_path):
     mine.save_model(tmp_path / "saved")
     saved = bert().from_pretrained(tmp_path / "saved")
     assert torch.equal(weights(saved), weights(mine.model))
+
+
+def right(model, batch):
+    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    return logits.argmax(1) == batch["labels"]
+
+
+def test_with_correct_fn_the_run_has_every_examples_outcome(tmp_path):
+    held_out = Sentences(parity, n=12)
+    names = Examples([f"held out {k}" for k in range(12)], groups={"half": np.arange(12) // 6})
+    one = trainer(
+        tmp_path,
+        correct_fn=right,
+        eval_dataset=held_out,
+        eval_examples=names,
+        follow=5,
+        max_steps=3,
+    )
+    one.train()
+    run = Run.open(tmp_path / "run")
+    model = one.model.eval()
+    for found, data in ((run.examples, Sentences(parity)), (run.test, held_out)):
+        batch = tf.default_data_collator([data[k] for k in range(len(data))])
+        with torch.no_grad():
+            np.testing.assert_allclose(found.losses, per_example_loss(model, batch), rtol=1e-5)
+            assert found.correct.tolist() == right(model, batch).tolist()
+    assert list(run.test.ids) == list(names.ids)
+    chosen, norms = run.journal.followed()
+    assert (len(chosen), norms.shape) == (5, (3, 5))
+
+
+def test_outcomes_of_several_eval_datasets_are_refused(tmp_path):
+    several = {"short": Sentences(parity, n=4), "long": Sentences(parity, n=5)}
+    with pytest.raises(
+        ValueError, match="several data sets, short, long; with correct_fn give the"
+    ):
+        trainer(tmp_path, correct_fn=right, eval_dataset=several)
 
 
 def test_a_trainer_that_a_callback_stops_ends_its_run(tmp_path):

@@ -58,17 +58,22 @@ def utkface(
     test_share: float = 0.2,
     seed: int = 0,
     balanced: bool = False,
+    races: Sequence[str] = RACES,
 ) -> Data:
     """Faces (3, size, size) in [−1, 1], grouped by race and gender; `task` is gender or age.
 
     Files are named `[age]_[gender]_[race]_[date].jpg` (https://susanqq.github.io/UTKFace), in
     `folder` or below it; a file with another name is skipped and counted. Age asks for under 30.
     `balanced` leaves out faces at random until both labels are equally many within each race.
+    `races`: faces of others are left out.
     `size`: width and height, by default 32. `test_share`: held out, by default 0.2, drawn by
     `seed`.
     """
     if task not in ("gender", "age"):
         raise ValueError(f"task={task!r}; expected 'gender' or 'age'")
+    unknown = [race for race in races if race not in RACES]
+    if unknown or not races:
+        raise ValueError(f"races={list(races)}; expected some of {', '.join(RACES)}")
     root = _folder(folder)
     files = _pictures(root)
     named = [(file, facts) for file in files if (facts := _utk_facts(file.name))]
@@ -78,7 +83,11 @@ def utkface(
         )
     age, gender, race = np.array([facts for _, facts in named]).T
     y = gender if task == "gender" else (age < _YOUNG).astype(np.int64)
-    kept = _balanced(race, y, seed) if balanced else np.arange(len(named))
+    kept = np.flatnonzero(np.isin(np.array(RACES)[race], races))
+    if not len(kept):
+        raise ValueError(f"none of the {len(named)} faces in {root} is of races={list(races)}")
+    if balanced:
+        kept = kept[_balanced(race[kept], y[kept], seed)]
     groups = {
         "race": np.array(RACES)[race[kept]],
         "gender": np.array(GENDERS)[gender[kept]],

@@ -25,6 +25,9 @@ from epsilons.examples import Examples
 from epsilons.gradients.norms import LossFn
 from epsilons.integrations.huggingface_loss import expect_own_loss, per_example_loss
 from epsilons.runs import Run
+from epsilons.training.arguments import check_data_set
+from epsilons.training.evaluated import EvaluatedTraining
+from epsilons.training.evaluation import CorrectFn
 from epsilons.training.loop import Step
 from epsilons.training.private_training import PrivateTraining
 
@@ -66,10 +69,12 @@ class PrivateTrainer(Trainer):
     is one of `PrivateTraining`: a Poisson batch of the plan's rate, in passes of at most
     `per_device_train_batch_size` examples. `loss_fn(model, batch)` gives one loss per example, by
     default `per_example_loss`, which is compared with the model's own on some examples. `out` is
-    the run folder: the same call again goes on with the run there. `examples` and `seed` are as for
-    `PrivateTraining`. The losses that are logged are exact: they are for the curator alone.
-    `arguments` and `options` are those of the `Trainer`; `plan`, `out`, `examples` and `seed` those
-    of `PrivateTraining`.
+    the run folder: the same call again goes on with the run there. With `correct_fn(model, batch)`,
+    whether the model is right about each example, the run ends with that and the loss of every
+    example of `train_dataset` and `eval_dataset`, named by `eval_examples`, as those of `fit` do.
+    The losses that are logged are exact: they are for the curator alone. `arguments` and `options`
+    are those of the `Trainer`; `plan`, `out`, `examples`, `seed` and `follow` those of
+    `PrivateTraining`.
     """
 
     def __init__(
@@ -80,6 +85,9 @@ class PrivateTrainer(Trainer):
         loss_fn: LossFn | None = None,
         examples: Examples | None = None,
         seed: int | None = None,
+        follow: int = 0,
+        correct_fn: CorrectFn | None = None,
+        eval_examples: Examples | None = None,
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
@@ -91,6 +99,14 @@ class PrivateTrainer(Trainer):
                 "give loss_fn(model, batch) with one loss per example"
             )
         self._plan, self._out, self._seed, self._examples = plan, Path(out), seed, examples
+        self._follow, self._correct_fn, self._eval_examples = follow, correct_fn, eval_examples
+        if correct_fn is not None and isinstance(self.eval_dataset, Mapping):
+            raise ValueError(
+                f"eval_dataset has several data sets, {', '.join(self.eval_dataset)}; with "
+                "correct_fn give the one whose outcomes the run shall have"
+            )
+        if correct_fn is not None and self.eval_dataset is not None:
+            check_data_set("eval_dataset", self.eval_dataset)
         self._loss_fn, self._loss_given = loss_fn or per_example_loss, loss_fn is not None
         self._epoch = max(1, math.ceil(1 / plan.sample_rate - 1e-9))
         self._training: PrivateTraining | None = None
@@ -169,7 +185,8 @@ class PrivateTrainer(Trainer):
         kept: list[Any] = [_Best(self)]
         if self.lr_scheduler is not None:
             kept.append(self.lr_scheduler)
-        return PrivateTraining(
+        kind = PrivateTraining if self._correct_fn is None else EvaluatedTraining
+        training = kind(
             model,
             optimizer,
             self._loss_fn,
@@ -182,7 +199,12 @@ class PrivateTrainer(Trainer):
             micro_batch=self.args.per_device_train_batch_size,
             collate_fn=collate_fn,
             num_workers=self.args.dataloader_num_workers,
+            follow=self._follow,
         )
+        if isinstance(training, EvaluatedTraining):
+            training.correct_fn, training.test = self._correct_fn, self.eval_dataset
+            training.test_examples = self._eval_examples
+        return training
 
     def _planned_steps(self) -> int:
         steps: int = self.args.max_steps

@@ -18,7 +18,6 @@ from epsilons.training.sampling import Collate, batch_of
 
 CorrectFn = Callable[[nn.Module, Any], Tensor]
 Outcomes = tuple[NDArray[np.float64], NDArray[np.bool_] | None]
-_AT_A_TIME = 256  # examples
 
 
 def correct_class(model: nn.Module, batch: Any) -> Tensor:
@@ -43,6 +42,8 @@ def outcomes(
     data: Dataset[Any],
     where: torch.device,
     collate_fn: Collate = default_collate,
+    *,
+    at_a_time: int,
 ) -> Outcomes:
     """Losses (n,) and, with a `correct_fn`, correctness (n,), in evaluation mode.
 
@@ -54,8 +55,8 @@ def outcomes(
     model.eval()
     try:
         with own_generators(where, seed=0), torch.no_grad():
-            for first in range(0, n, _AT_A_TIME):
-                part = slice(first, min(first + _AT_A_TIME, n))
+            for first in range(0, n, at_a_time):
+                part = slice(first, min(first + at_a_time, n))
                 chosen = torch.arange(part.start, part.stop)
                 batch = to_device(batch_of(data, chosen, collate_fn), where)
                 losses[part] = loss_fn(model, batch).double().cpu().numpy()

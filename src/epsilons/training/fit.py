@@ -19,10 +19,10 @@ from epsilons.gradients.norms import LossFn
 from epsilons.runs import Run, expect_free
 from epsilons.training.arguments import check_data_set
 from epsilons.training.checkpoint import Stateful
-from epsilons.training.evaluation import CorrectFn, Outcomes, outcomes
+from epsilons.training.evaluated import EvaluatedTraining
+from epsilons.training.evaluation import CorrectFn
 from epsilons.training.interrupt import interruptible
 from epsilons.training.loop import Step
-from epsilons.training.private_training import PrivateTraining
 from epsilons.training.progress import training_bar
 from epsilons.training.sampling import Collate
 
@@ -112,27 +112,10 @@ def fit(
     return training.run
 
 
-class _Fit(PrivateTraining):
-    """Training that ends with every example's outcome, and is stopped between two steps."""
+class _Fit(EvaluatedTraining):
+    """Training that is stopped between two steps."""
 
-    correct_fn: CorrectFn | None
-    test: Dataset[Any] | None
-    test_examples: Examples | None
     signal: Callable[[], int | None]
-
-    def outcomes(self, data: Dataset[Any]) -> Outcomes:
-        """Losses and correctness of every example of `data` now."""
-        return outcomes(
-            self._model, self._loss_fn, self.correct_fn, data, self._where, self._collate_fn
-        )
-
-    def _before_sealing(self) -> None:
-        held_out = None
-        if self.test is not None:
-            names = self.test_examples or Examples.numbered(len(self.test))  # type: ignore[arg-type]
-            held_out = names.with_outcomes(*self.outcomes(self.test))
-        losses, correct = self.outcomes(self._train)
-        self.run.record_outcomes(losses, correct, held_out)
 
     def _signal_during_body(self) -> int | None:
         return self.signal()
