@@ -10,7 +10,7 @@ by torch, which takes the seconds that are printed first. The parts, chosen by `
     step     private step ÷ step of SGD; by default with float64 sums, in a pass that is padded to
              a little more than the batch; full: padded to nothing; float32: with float32 sums
     launch   both with tiny tensors, a batch of two and one thread: the number of calls counts and
-             not the work, as on a GPU
+             not the work, as on a GPU; sums: the clipped sum ÷ forward and backward pass
     memory   high-water mark of tensor bytes that a norm pass or a step adds ÷ the plain one's
     noise    secure noise as a share of the step that draws it
     linear   time of a norm pass per example at three batch sizes
@@ -47,7 +47,7 @@ from torch import Tensor, nn
 
 import peers
 from epsilons import Plan
-from epsilons.gradients import gradient_norms
+from epsilons.gradients import clipped_gradients, gradient_norms
 from epsilons.models import mlp, resnet20, tanh_cnn, wide_resnet
 from epsilons.noise import SecureNoise
 from epsilons.training import supervised
@@ -171,6 +171,19 @@ def repeated(method: Method, batches: int, model: nn.Module, x: Tensor, y: Tenso
     return run
 
 
+def our_sums(
+    model: nn.Module, x: Tensor, y: Tensor, *, sums: str = "float64", compile: bool = False
+) -> Call:
+    """The clipped sum alone: a private step but for noise and optimizer."""
+
+    options: Any = {"sums": sums, "compile": compile, "micro_batch": len(x)}
+
+    def run() -> None:
+        clipped_gradients(model, loss_fn, (x, y), BOUND, **options)
+
+    return run
+
+
 def our_step(
     model: nn.Module,
     x: Tensor,
@@ -227,6 +240,16 @@ def norm_passes(batches: int) -> dict[str, Method]:
         **peers.NORMS,
     }
     return ours | {name: partial(repeated, method, batches) for name, method in others.items()}
+
+
+SUMS: dict[str, Method] = {
+    "plain": plain_pass,
+    "plain-compiled": partial(plain_pass, compile=True),
+    "epsilons": our_sums,
+    "epsilons-compiled": partial(our_sums, compile=True),
+    "epsilons-float32": partial(our_sums, sums="float32"),
+    "epsilons-float32-compiled": partial(our_sums, sums="float32", compile=True),
+}
 
 
 def batch_of(task: Task, size: int) -> tuple[Tensor, Tensor]:
@@ -387,6 +410,7 @@ def run(part: str, name: str, options: argparse.Namespace) -> None:
     elif part == "launch" and tiny is not None:
         torch.set_num_threads(1)
         compare(f"{name} norms", norm_passes(tiny.batches), tiny, tiny.norm_batch, options)
+        compare(f"{name} sums", SUMS, tiny, tiny.step_batch, options)
         compare(f"{name} step", STEPS, tiny, tiny.step_batch, options)
         torch.set_num_threads(options.threads)
     elif part == "memory":

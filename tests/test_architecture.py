@@ -118,7 +118,7 @@ def test_imports_inside_packages_are_limited(file):
 
 @pytest.mark.parametrize("file", sorted((ROOT / "experiments").glob("*.py")), ids=lambda f: f.name)
 def test_experiments_import_public_names_only(file):
-    """What an experiment imports of `epsilons` is in the `__all__` of its package or integration."""
+    """What an experiment imports of `epsilons` is in the `__all__` of its package."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "epsilons":
             place = ROOT / "src" / Path(*str(node.module).split("."))
