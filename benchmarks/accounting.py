@@ -1,7 +1,7 @@
 """Speed of the accountant beside its peers, as ratios, with the peak memory of the process.
 
     python benchmarks/accounting.py [a b c d e f r w]
-    python benchmarks/accounting.py j [--largest N] [--storage uint16] [--processes P]
+    python benchmarks/accounting.py j [--sizes N …] [--storage uint16] [--processes P]
 
 Compilation is left out: every case first runs once on a few examples. Peers run in the same
 process, between two runs of ours; both times are printed. `j`, which is asked for by name, writes
@@ -60,8 +60,10 @@ def best_around(ours: Callable[[], Any], peer: Callable[[], Any]) -> tuple[float
 
 
 def report(case: str, text: str) -> None:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"({case}) {text}; peak {peak:.2f} GiB", flush=True)
+    who = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    peak, child = (resource.getrusage(one).ru_maxrss / 2**20 for one in who)
+    also = f", of one of its processes {child:.2f} GiB" if child else ""
+    print(f"({case}) {text}; peak {peak:.2f} GiB{also}", flush=True)
 
 
 def some_norms(refreshes: int, n: int, seed: int = 0) -> np.ndarray:
@@ -247,9 +249,9 @@ def few_rows() -> None:
             report("r", f"{rows:3} rows of 10 steps, {method}: {each:.1f} µs of a core per example")
 
 
-def journals(largest: int, storage: str, processes: int) -> None:
-    """(j) Journals of 1e5 examples and more × 100 refreshes: written, read and priced."""
-    for n in (10**k for k in range(5, 10) if 10**k <= largest):
+def journals(sizes: list[int], storage: str, processes: int) -> None:
+    """(j) Journals of several sizes × 100 refreshes: written, read and priced."""
+    for n in sizes:
         with TemporaryDirectory(dir="/var/tmp") as folder:
             path = Path(folder) / "journal.sqlite"
             plan = Plan(
@@ -288,9 +290,10 @@ def timed_journal(path: Path, plan: Plan) -> tuple[float, float]:
     """Seconds, and those of processors, to record and charge a run with norms like `some_norms`."""
     rng, seconds, busy = np.random.default_rng(0), 0.0, 0.0
     example = rng.lognormal(-0.7, 0.9, plan.n)
+    fluctuation = np.exp(0.4 * rng.standard_normal(plan.n, dtype=np.float32))
     with Journal.create(path, plan) as journal:
         for step in plan.refresh_steps:
-            fluctuation = np.exp(0.4 * rng.standard_normal(plan.n, dtype=np.float32))
+            fluctuation = np.roll(fluctuation, 7919)
             norms = example * fluctuation * (1.3 - 0.7 * step / plan.steps)
             began = time.perf_counter(), time.process_time()
             journal.record(step, norms)
@@ -397,7 +400,7 @@ CASES = {
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", choices=[*CASES, "j"], default=list(CASES))
-    parser.add_argument("--largest", type=int, default=10**7, help="examples of the largest (j)")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10**5, 10**6, 10**7])
     parser.add_argument("--storage", default="float64", choices=["float64", "uint16"])
     parser.add_argument("--processes", type=int, default=1)
     given = parser.parse_args()
@@ -405,4 +408,4 @@ if __name__ == "__main__":
         if name in given.cases:
             CASES[name]()
     if "j" in given.cases:
-        journals(given.largest, given.storage, given.processes)
+        journals(given.sizes, given.storage, given.processes)

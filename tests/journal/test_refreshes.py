@@ -11,7 +11,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epsilons import Epsilons, Journal, Margin, Plan
@@ -27,7 +27,7 @@ N = 7
 def plan_of(**changes):
     constants = dict(
         n=N, sample_rate=0.1, steps=50, noise_multiplier=1.5, max_grad_norm=2.0, delta=1e-5,
-        refresh_every=10,
+        refresh_every=10, levels=32,
     )  # fmt: skip
     return Plan(**{**constants, **changes})
 
@@ -55,18 +55,18 @@ def blocks_of(monkeypatch):
 @pytest.mark.parametrize("storage", ["float64", "uint16"])
 @pytest.mark.parametrize("clipping", ["max", "individual"])
 def test_blocks_change_no_epsilon(tmp_path, blocks_of, storage, clipping):
-    plan, norms = plan_of(norm_storage=storage, clipping=clipping), some_norms()
+    plan, norms = plan_of(norm_storage=storage, clipping=clipping, levels=8), some_norms()
     found = []
-    for size in (1, 2, 3, 7, 65_536):
+    for size in (1, 3, 65_536):
         blocks_of(size)
         filled(tmp_path / f"{size}", plan, norms).close()
         with Journal.open(tmp_path / f"{size}") as journal:
-            entries = 1 + 5 + 5 * -(-N // size)
-            assert journal.verify().entries == entries
+            assert journal.check()[0] == 1 + 5 + 5 * -(-N // size)
+            priced = journal.epsilons()
             found.append(
                 (
-                    journal.epsilons().values,
-                    journal.epsilons().cautious,
+                    priced.values,
+                    priced.cautious,
                     journal.epsilons(method="rdp").values,
                     journal.epsilons(only=[1, 4, 5]).values,
                     journal.norms(20),
@@ -82,7 +82,7 @@ def test_blocks_change_no_epsilon(tmp_path, blocks_of, storage, clipping):
 def test_an_earlier_versions_journal_is_read_and_continued(tmp_path, blocks_of, monkeypatch):
     """In format 2 a refresh was one entry, whatever its size."""
     plan, norms = plan_of(), some_norms()
-    new = filled(tmp_path / "new", plan, norms).epsilons().values
+    new = filled(tmp_path / "new", plan, norms).epsilons(method="rdp").values
 
     def earlier(*args, **kwargs):
         facts = written(*args, **kwargs)
@@ -98,8 +98,8 @@ def test_an_earlier_versions_journal_is_read_and_continued(tmp_path, blocks_of, 
         for step, row in zip((30, 40), norms[3:], strict=True):
             journal.record(step, row)
             journal.charge(step, step + 9)
-        assert journal.verify().entries == 11
-        np.testing.assert_array_equal(journal.epsilons().values, new)
+        assert journal.check()[0] == 11
+        np.testing.assert_array_equal(journal.epsilons(method="rdp").values, new)
 
 
 def test_a_later_format_is_refused(tmp_path, monkeypatch):
@@ -135,8 +135,10 @@ def test_a_refresh_that_is_interrupted_is_not_there(tmp_path, blocks_of, monkeyp
     for step, row in zip((20, 30, 40), norms[2:], strict=True):
         journal.record(step, row)
         journal.charge(step, step + 9)
-    assert journal.verify().entries == whole.verify().entries
-    np.testing.assert_array_equal(journal.epsilons().values, whole.epsilons().values)
+    assert journal.check() == whole.check()
+    np.testing.assert_array_equal(
+        journal.epsilons(method="rdp").values, whole.epsilons(method="rdp").values
+    )
 
 
 KILLED = """
@@ -186,7 +188,7 @@ def test_every_block_changed_moved_or_taken_away_is_found(tmp_path, blocks_of):
                 assert connection.execute(sql).rowcount
         connection.close()
         with Journal.open(tmp_path / "bad", anchor=tmp_path / "a") as journal:
-            return journal.verify()
+            return journal.check()
 
     with sqlite3.connect(tmp_path / "j") as connection:
         numbers = [
@@ -197,7 +199,7 @@ def test_every_block_changed_moved_or_taken_away_is_found(tmp_path, blocks_of):
         ]
     connection.close()
     assert len(numbers) == 5 * 4
-    assert verified("UPDATE entry SET kind = kind").entries == 26
+    assert verified("UPDATE entry SET kind = kind") == (26, False)
     for number in numbers:
         where = f"WHERE number = {number}"
         with pytest.raises(ValueError, match=rf"entry {number} of .* was changed"):
@@ -269,6 +271,7 @@ def test_memory_does_not_grow_with_the_examples(tmp_path):
 BOUNDS = st.floats(1e-3, 1e3) | st.just(1.0)
 
 
+@settings(deadline=None)
 @given(
     BOUNDS,
     st.integers(1, 400) | st.sampled_from([256, 2**15]),
@@ -289,6 +292,7 @@ def test_16_bits_never_lower_a_norm(bound, levels, norms):
     np.testing.assert_array_equal(again, kept)
 
 
+@settings(deadline=None)
 @given(BOUNDS, st.integers(1, 300) | st.just(2**15), st.lists(st.floats(0, 1.2), min_size=1))
 def test_16_bits_change_no_threshold_of_individual_clipping(bound, levels, shares):
     plan = plan_of(norm_storage="uint16", levels=levels, max_grad_norm=bound)
@@ -327,6 +331,7 @@ def test_what_a_step_is_clipped_to_is_what_is_charged(tmp_path):
             np.testing.assert_array_equal(journal.bounds(step, np.arange(N)), charged)
 
 
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_16_bits_never_lower_an_epsilon(tmp_path_factory, data):
     norms = np.array(

@@ -31,7 +31,7 @@ Method = Literal["tight", "rdp", "rdp-classic"]
 Clipping = Literal["max", "individual", "none"]
 METHODS: tuple[Method, ...] = ("tight", "rdp", "rdp-classic")
 
-# Entries of a histogram in memory at a time (64 MiB): bounds the memory, whatever n is.
+# Entries of a histogram, or orders, in memory at a time (64 MiB): bounds the memory, whatever n is.
 _ENTRIES = 2**23
 
 
@@ -208,7 +208,7 @@ class _Pricer:
             phase=of_row,
             phases=phases.count,
         )
-        chunk = max(1, _ENTRIES // phases.s.size)
+        chunk = max(1, _ENTRIES // max(phases.s.size, DEFAULT_ORDERS.size))
         values = np.empty(z.shape[1])
         for first in range(0, z.shape[1], chunk):
             some = slice(first, first + chunk)

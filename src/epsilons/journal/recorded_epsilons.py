@@ -21,8 +21,9 @@ from epsilons.journal.norm_records import followed, histories, refresh_intervals
 from epsilons.journal.opening import Opening
 
 _ROUNDED: dict[str | None, Kind] = {None: "exact", "up": "bound", "nearest": "estimate"}
-# Norms at a time (16 MiB) bound the memory, but for so many rows that it would be few examples.
-_NORMS, _FEWEST = 2**21, 1024
+# Norms at a time (16 MiB) bound the memory; examples at a time are not so few that reading them
+# takes long, nor so many that processes have nothing to share.
+_NORMS, _FEWEST, _MOST = 2**21, 1024, 65_536
 
 
 def worst_case(
@@ -127,7 +128,7 @@ def _priced(
     """ε of the norms by one way to hold them; its kind is not the journal's yet."""
     plan = opening.plan
     constants = row_constants(chain, plan, sampled=sampled, only=only, hold=hold)
-    chunk = max(_FEWEST, _NORMS // max(1, len(constants.bound)))
+    chunk = min(_MOST, max(_FEWEST, _NORMS // max(1, len(constants.bound))))
     return composed_epsilons(
         histories(chain, opening, chunk=chunk, sampled=sampled, only=only, hold=hold),
         sample_rate=constants.sample_rate,

@@ -7,7 +7,9 @@ complete or not there.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from typing import Literal
 
@@ -54,12 +56,13 @@ def refresh_norms(
     found = np.empty(last - first, dtype=item)
     for start in range(first - first % block, last, block):
         low, high = max(start, first), min(start + block, last)
-        part = chain.part_of_norms(
-            number + start // block, (low - start) * item.itemsize, (high - low) * item.itemsize
-        )
-        if len(part) != (high - low) * item.itemsize:
-            raise ValueError(f"{chain.path} lacks norms of the refresh at entry {number}")
-        found[low - first : high - first] = np.frombuffer(part, dtype=item)
+        offset, length = (low - start) * item.itemsize, (high - low) * item.itemsize
+        with suppress(sqlite3.OperationalError):  # no such entry
+            part = chain.part_of_norms(number + start // block, offset, length)
+            if len(part) == length:
+                found[low - first : high - first] = np.frombuffer(part, dtype=item)
+                continue
+        raise ValueError(f"{chain.path} lacks norms of the refresh at entry {number}")
     return found if plan.norm_storage == "float64" else _grid(*_of_grid(plan))[found]
 
 
