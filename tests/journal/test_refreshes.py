@@ -253,17 +253,17 @@ def test_every_norm_is_read_once_from_entries_of_bounded_size(tmp_path, blocks_o
 
 def test_memory_does_not_grow_with_the_examples(tmp_path):
     peaks = []
-    for n in (50_000, 200_000):
+    for n in (30_000, 120_000):
         plan = plan_of(n=n, levels=16, norm_storage="uint16")
-        filled(tmp_path / f"{n}", plan, np.full((5, n), 0.5)).close()
+        filled(tmp_path / f"{n}", plan, np.full((2, n), 0.5)).close()
         with Journal.open(tmp_path / f"{n}") as journal:
             journal.epsilons(method="rdp", only=[0])
             tracemalloc.start()
-            journal.epsilons(method="rdp")
+            journal.epsilons(method="rdp", hold="previous")
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
     # results and positions take 8 bytes each per example, and a few copies of them
-    assert peaks[1] - peaks[0] < 150_000 * 8 * 8
+    assert peaks[1] - peaks[0] < 90_000 * 8 * 8
 
 
 # -- 16 bits --------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def test_16_bits_never_lower_a_norm(bound, levels, norms):
 
 
 @settings(deadline=None)
-@given(BOUNDS, st.integers(1, 300) | st.just(2**15), st.lists(st.floats(0, 1.2), min_size=1))
+@given(BOUNDS, st.integers(1, 300) | st.just(1000), st.lists(st.floats(0, 1.2), min_size=1))
 def test_16_bits_change_no_threshold_of_individual_clipping(bound, levels, shares):
     plan = plan_of(norm_storage="uint16", levels=levels, max_grad_norm=bound)
     grid = level_norms(bound, levels)
@@ -331,27 +331,22 @@ def test_what_a_step_is_clipped_to_is_what_is_charged(tmp_path):
             np.testing.assert_array_equal(journal.bounds(step, np.arange(N)), charged)
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.data())
-def test_16_bits_never_lower_an_epsilon(tmp_path_factory, data):
-    norms = np.array(
-        data.draw(st.lists(st.lists(st.floats(0, 3), min_size=4, max_size=4), min_size=5,
-                           max_size=5))
-    )  # fmt: skip
-    folder = tmp_path_factory.mktemp("j")
-    found = []
-    for storage in ("float64", "uint16"):
-        plan = plan_of(n=4, norm_storage=storage)
-        with filled(folder / storage, plan, norms) as journal:
-            found.append([journal.epsilons(method=m, hold="previous") for m in ("rdp", "tight")])
-    (rdp, _), (rdp16, tight16) = found
-    assert (rdp16.values >= rdp.values * (1 - 1e-12)).all()
-    assert (rdp16.values <= rdp.values * 1.01 + 1e-3).all()
-    for k in range(4):
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.lists(st.floats(0, 3), min_size=2, max_size=2), min_size=5, max_size=5))
+def test_16_bits_never_lower_an_epsilon(tmp_path_factory, rows):
+    norms, folder, found = np.array(rows), tmp_path_factory.mktemp("j"), {}
+    for storage, method in (("float64", "rdp"), ("uint16", "rdp"), ("uint16", "tight")):
+        plan = plan_of(n=2, norm_storage=storage, levels=16)
+        with filled(folder / f"{storage} {method}", plan, norms) as journal:
+            found[storage, method] = journal.epsilons(method=method, hold="previous").values
+    rdp, rdp16, tight16 = found.values()
+    assert (rdp16 >= rdp * (1 - 1e-12)).all()
+    assert (rdp16 <= rdp * 1.01 + 1e-3).all()
+    for k in range(2):
         clipped = np.minimum(norms[:, k], 2.0)
-        noise = np.divide(3.0, clipped, out=np.full(5, np.inf), where=clipped > 0)
+        noise = np.divide(3.0, clipped, out=np.full(5, np.inf), where=clipped > 1e-9)
         exact = tight_epsilon(noise, 0.1, [10] * 5, 1e-5)
-        assert tight16.values[k] >= exact * (1 - 1e-5)
+        assert tight16[k] >= exact * (1 - 1e-5)
 
 
 def test_too_many_levels_for_16_bits_are_refused():
@@ -376,17 +371,24 @@ def test_how_norms_are_stored_is_a_constant_of_the_opening(tmp_path):
 # -- shared among processes -----------------------------------------------------------------------
 
 
-def test_parts_priced_apart_are_the_whole_to_the_last_bit(tmp_path):
-    n = 60
+def test_parts_priced_apart_are_the_whole_to_the_last_bit(tmp_path, monkeypatch):
+    n, done, shared = 60, [], []
+
+    def in_processes(function, blocks, processes):
+        shared.append(processes)
+        return map(function, blocks)
+
+    monkeypatch.setattr("epsilons.accounting.individual.in_processes", in_processes)
     with filled(tmp_path / "j", plan_of(n=n), some_norms(n)) as journal:
-        whole, done = journal.epsilons(), []
+        whole = journal.epsilons(processes=3, progress=done.append)
         parts = [journal.epsilons(only=part) for part in np.array_split(np.arange(n), 4)]
-        shared = journal.epsilons(processes=2, progress=done.append)
-    for found in (Epsilons.joined(parts), shared):
-        np.testing.assert_array_equal(found.values, whole.values)
-        np.testing.assert_array_equal(found.cautious, whole.cautious)
-        assert (found.worst_case, found.kind) == (whole.worst_case, whole.kind)
+    joined = Epsilons.joined(parts)
+    np.testing.assert_array_equal(joined.values, whole.values)
+    np.testing.assert_array_equal(joined.cautious, whole.cautious)
+    assert (joined.worst_case, joined.kind) == (whole.worst_case, whole.kind)
     assert done == [n // 2, n]
+    assert shared[:2] == [3, 3]
+    assert set(shared[2:]) == {1}
 
 
 def test_parts_of_different_runs_are_not_joined(tmp_path):

@@ -23,6 +23,8 @@ PAPER_LEVELS = 100
 
 Rounding = Literal["up", "nearest"] | None
 
+# Entries of a histogram in memory at a time for thresholds (8 MiB).
+_ENTRIES = 2**20
 # Examples at a time, so that their rows of the histogram stay in the processor's cache.
 _COLUMNS = 128
 
@@ -51,18 +53,21 @@ def clipping_thresholds(
     >>> clipping_thresholds([0.0, 0.5, 0.51, 9.0], max_grad_norm=2.0, levels=4)
     array([0.5, 0.5, 1. , 2. ])
     """
-    z = np.atleast_1d(np.asarray(norms, dtype=np.float64))
-    counts = soft_histogram(
-        z.reshape(1, -1),
-        np.ones(1, dtype=np.int64),
-        max_grad_norm,
-        levels=levels,
-        rounding="up",
-        least_level=1,
-    )
+    z = np.asarray(norms, dtype=np.float64).reshape(1, -1)
     grid = level_norms(max_grad_norm, levels)
-    result: NDArray[np.float64] = grid[counts[:, 0].argmax(axis=1)].reshape(np.shape(norms))
-    return result
+    result = np.empty(z.size)
+    chunk = max(1, _ENTRIES // grid.size)
+    for first in range(0, z.size, chunk):
+        counts = soft_histogram(
+            z[:, first : first + chunk],
+            np.ones(1, dtype=np.int64),
+            max_grad_norm,
+            levels=levels,
+            rounding="up",
+            least_level=1,
+        )
+        result[first : first + chunk] = grid[counts[:, 0].argmax(axis=1)]
+    return result.reshape(np.shape(norms))
 
 
 def soft_histogram(
