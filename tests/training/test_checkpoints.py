@@ -234,7 +234,7 @@ def test_norms_of_passes_of_another_shape_are_not_called_exact(tmp_path, monkeyp
 
     training, *_ = started(tmp_path / "run", the_plan)
     with monkeypatch.context() as patch, pytest.raises(Left):
-        go_through(training, 3, lambda: patch.setattr(loop, "taken_step", boom))
+        go_through(training, 3, lambda: patch.setattr(loop, "clipped_sum", boom))
     training, *_ = started(tmp_path / "run", the_plan, micro_batch=size)
     list(training)
     assert training.run.journal.kind == ("exact" if size is None else "estimate")

@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +29,13 @@ from epsilons.files import alone_in, needing_room
 from epsilons.gradients.compile import Compile, check_compile
 from epsilons.gradients.isolation import own_generators
 from epsilons.gradients.norms import LossFn, check_loss_fn
+from epsilons.gradients.trees import tensors_in
 from epsilons.journal import Journal
 from epsilons.journal.run_entries import record_identity, recorded_identity
 from epsilons.noise.keystream import Keystream
 from epsilons.randomness import Randomness
 from epsilons.release.ledger import renew_ledger
-from epsilons.runs import Run
+from epsilons.runs import CHECKPOINT, Run
 from epsilons.training.arguments import (
     check_all_trained,
     check_kinds,
@@ -43,14 +44,22 @@ from epsilons.training.arguments import (
     check_state,
 )
 from epsilons.training.batches import Batches
-from epsilons.training.checkpoint import RELEASES, State, Stateful
-from epsilons.training.environment import environment, usable_device
-from epsilons.training.identity import LOSS, identity, loss_identity
+from epsilons.training.checkpoint import (
+    RELEASES,
+    BeforeBody,
+    State,
+    Stateful,
+    read_checkpoint,
+)
+from epsilons.training.distributed import RankLost, joined
+from epsilons.training.environment import environment, environment_of_all, usable_device
+from epsilons.training.identity import LOSS, expect_one_call, identity, loss_identity
 from epsilons.training.interrupt import interruptible
 from epsilons.training.loop import Loop, Step
 from epsilons.training.memory import halved
 from epsilons.training.norm_passes import NormPasses
 from epsilons.training.run_folder import (
+    RunElsewhere,
     begin_run,
     end_sealed,
     final_state,
@@ -59,6 +68,7 @@ from epsilons.training.run_folder import (
     seal_run,
 )
 from epsilons.training.sampling import Collate
+from epsilons.training.shards import Shards, given_shards, shard_edges
 from epsilons.training.step import most_examples
 
 _GO_ON = "go on: `epsilons resume {0}`, or the same call again"
@@ -84,7 +94,13 @@ class PrivateTraining:
     `follow`: so many random examples have their norms recorded at every step, for comparison.
     `max_epsilon`: the run ends before its worst case would exceed it.
     `compile`: whether passes are compiled by torch; `"auto"`: if the plan has so many that it
-    repays (`docs/norms.md`).
+    repays (`docs/norms.md`). `shards`: the contiguous parts that the data set is cut into, at least
+    one for each process; by default as many as the run begins with. It keeps them, and its bits,
+    with fewer processes (`docs/guides/distributed.md`).
+
+    Under torchrun the processes train one model together, each with its shards of the data, and all
+    of them make the same calls: the body of the loop runs in each, `step.main` says in which one
+    writes, and leaving it in one ends the loop in all, at the same step. The folder is rank 0's.
 
     Leaving the body by `break`, Ctrl-C, an exception or kill -9 leaves a run that the same call
     goes on with; the step at which it was left is shown again, with `replayed`. With a seed it ends
@@ -116,6 +132,7 @@ class PrivateTraining:
         follow: int = 0,
         max_epsilon: float | None = None,
         compile: Compile = "auto",
+        shards: int | None = None,
     ) -> None:
         check_kinds(model, optimizer, train, plan, examples, collate_fn)
         check_loss_fn(loss_fn)
@@ -130,7 +147,13 @@ class PrivateTraining:
         check_state(state)
         check_scheduler(scheduler, optimizer)
         check_max_epsilon(max_epsilon, plan)
+        self._ranks = ranks = joined()
+        if shards is not None:
+            checks.whole("shards", shards, 1)
+        first_shards = given_shards(shards, ranks.count, plan)
         where = usable_device(device) if device is not None else next(model.parameters()).device
+        if ranks.count > 1 and where.type == "cuda":
+            where = torch.device("cuda", torch.cuda.current_device())
         model.to(where)
         check_all_trained(model, optimizer)
         names = named(examples, plan, train)
@@ -141,9 +164,21 @@ class PrivateTraining:
         with own_generators(where, seed=0), needing_room(path, _GO_ON.format(path)):
             me = identity(plan, model, optimizer, train, names)
             me[LOSS] = loss_identity(loss_fn)
-            run = reopened_run(path, me, self._seed, may_be_finished=True)
-            self._resumed = run is not None
-            while run is None:
+            given = dict(
+                out=os.fspath(out), seed=seed, micro_batch=micro_batch, follow=follow,
+                max_epsilon=max_epsilon, shards=first_shards, compile=compile, device=where.type,
+            )  # fmt: skip
+            expect_one_call(ranks, me, given)
+            ranks.from_first(list(tensors_in(model.state_dict())))
+            run: Run | None = None
+
+            def reopened() -> bool:
+                nonlocal run
+                run = reopened_run(path, me, self._seed, may_be_finished=True)
+                return run is not None
+
+            self._resumed = found = ranks.first(reopened)
+            while not found:
                 try:
                     run = begin_run(
                         path,
@@ -156,23 +191,36 @@ class PrivateTraining:
                         randomness=Randomness.of_fit(self._seed),
                         micro_batch=micro_batch,
                         collate_fn=collate_fn,
+                        shards=first_shards,
+                        ranks=ranks,
                     )
+                    found = True
                 except (RuntimeError, MemoryError) as error:
-                    size = most_examples(plan.phase(0), micro_batch)
+                    size = most_examples(plan.phase(0), micro_batch, first_shards)
                     micro_batch = halved(error, size, "in the checks before training")
-            if recorded_identity(run.journal) is None:
-                record_identity(run.journal, me)
-        self.run: Run = run
-        """The run folder: plan, journal, examples."""
+            if run is None:
+                run = cast(Run, RunElsewhere(path))
+            self.run: Run = run
+            """The run folder: plan, journal, examples. Rank 0's; on others for reading."""
+            ranks.first(lambda: _identify(run, me))
+        self._plan, self._owners, self._shards_given = plan, names.owners, first_shards
+        self._shards = Shards(
+            shard_edges(plan.n, first_shards, names.owners), ranks.rank, ranks.count
+        )
+        self._ended = False  # as of the last time that it was looked at
+        self._last = plan.steps
         self._model, self._optimizer, self._loss_fn, self._train = model, optimizer, loss_fn, train
         self._scheduler, self._kept, self._where = scheduler, tuple(state), where
         self._micro_batch, self._collate_fn, self._num_workers = (
             micro_batch, collate_fn, num_workers,
         )  # fmt: skip
-        self._followed = _chosen(plan.n, int(follow), self._seed)
+        self._followed = ranks.first(lambda: _chosen(plan.n, int(follow), self._seed))
         self._max_epsilon, self._compile = max_epsilon, compile
         self._loop: Loop | None = None  # while it is iterated over
         self._here = os.getpid(), threading.get_ident()
+        self._signal: Callable[[], int | None] = lambda: (
+            None
+        )  # that came, where several wait for it
         self._begun = False  # whether this object has trained
         self._stands: Loop | None = None  # the loop whose step is in memory, if that is known
         self._left: tuple[int, ...] | None = None  # the folder when the loop was left
@@ -182,31 +230,33 @@ class PrivateTraining:
 
     def __iter__(self) -> Iterator[Step]:
         with self._alone():
-            if self.run.finished:
+            if self._ended:
                 self._take_over_result()
                 return
-            with self._restored() as loop:
-                last = self.last_step
-                if loop.state.unseen:
-                    yield from self._show(loop)
-                while loop.state.step < last and not self.run.finished:
+            with self._restored() as loop, self._signals() as self._signal:
+                self._find_last()
+                if loop.state.unseen and (yield from self._show(loop)):
+                    return
+                while loop.state.step < self._last and not self._ended:
                     self._stands = None
-                    with interruptible() as interrupted:
-                        taken = loop.advance(last)
+                    with self._step_signals() as interrupted:
+                        taken = loop.advance(self._last)
                     self._stands = loop
                     if (signal := interrupted()) is not None:
                         loop.stop(signal, unseen=taken)
-                    if taken:
-                        yield from self._show(loop)
-                    else:
-                        last = self.last_step
-                if not self.run.finished:
+                    if not taken:
+                        self._find_last()
+                    elif (yield from self._show(loop)):
+                        return
+                if not self._ended:
                     self._end(loop)
 
     @property
     def last_step(self) -> int:
         """How many steps the run will have: the plan's, or fewer with `max_epsilon`."""
-        return _last_step(self.run.journal, self._max_epsilon)
+        if self._ranks.main:
+            return _last_step(self.run.journal, self._max_epsilon)
+        return self._last
 
     @property
     def refresh_seconds(self) -> float:
@@ -232,15 +282,16 @@ class PrivateTraining:
         """
         self._expect_here()
         if self._loop is not None and self._stands is self._loop:
+            self._said(finish=True)
             self._end(self._loop)
             return
         with self._alone():
-            if self.run.finished:
+            if self._ended:
                 return
             if not self._begun:
                 with self._restored() as loop:
                     self._end(loop)
-            elif self._stands is not None and self._left == self._folder():
+            elif self._ranks.first(lambda: self._left == self._folder()) and self._stands:
                 self._end(self._stands)
             else:
                 raise ValueError(
@@ -263,13 +314,36 @@ class PrivateTraining:
             raise ValueError(
                 f"{self.run.path} is being trained by this object; end that loop first"
             )
-        with needing_room(self.run.path, _GO_ON.format(self.run.path)), alone_in(self.run.private):
-            if self.run.journal.sealed and not self.run.finished:
-                end_sealed(self.run.path)
-            if self.run.finished:
-                self.run.journal.close()
-                self.run = Run.open(self.run.path)
+        with ExitStack() as held:
+            self._ended = self._ranks.first(lambda: self._entered(held))
             yield
+
+    def _entered(self, held: ExitStack) -> bool:
+        """On rank 0: hold the folder, and take the run as it is now; whether it has ended."""
+        held.enter_context(needing_room(self.run.path, _GO_ON.format(self.run.path)))
+        held.enter_context(alone_in(self.run.private))
+        if self.run.journal.sealed and not self.run.finished:
+            end_sealed(self.run.path)
+        if self.run.finished:
+            self.run.journal.close()
+            self.run = Run.open(self.run.path)
+        return self.run.finished
+
+    def _find_last(self) -> None:
+        """Let all processes know how many steps the run will have."""
+        self._last = self._ranks.first(lambda: _last_step(self.run.journal, self._max_epsilon))
+
+    @contextmanager
+    def _signals(self) -> Iterator[Callable[[], int | None]]:
+        """Signals to several processes wait until the body has ended: all stop at one step."""
+        if self._ranks.count == 1:
+            yield lambda: None
+            return
+        with interruptible() as received:
+            yield received
+
+    def _step_signals(self) -> AbstractContextManager[Callable[[], int | None]]:
+        return interruptible() if self._ranks.count == 1 else nullcontext(lambda: None)
 
     def _forked(self) -> bool:
         """Whether this is a copy in a child process, to which nothing of the run belongs."""
@@ -290,6 +364,11 @@ class PrivateTraining:
     @contextmanager
     def _restored(self) -> Iterator[Loop]:
         """The loop, at the checkpoint of the run."""
+        ranks, plan = self._ranks, self._plan
+        content = ranks.first(self._checkpoint)
+        shards = self._shards_given if content is None else content.get("shards", 1)
+        count = max(shards, ranks.count)  # with more processes than shards, these become shards
+        self._shards = Shards(shard_edges(plan.n, count, self._owners), ranks.rank, ranks.count)
         state = State(
             self._model, self._optimizer, self._scheduler, self._kept, self._followed,
             self._micro_batch,
@@ -299,25 +378,31 @@ class PrivateTraining:
             self._model,
             self._loss_fn,
             self._train,
+            plan=plan,
             micro_batch=self._micro_batch,
             collate_fn=self._collate_fn,
             num_workers=self._num_workers,
+            shards=self._shards,
+            ranks=ranks,
         )
         passes.within_memory(lambda: passes.compile_if(self._compile), 0)
+        passes.settle()
         batches = Batches(
-            self._train, self.run.plan, collate_fn=self._collate_fn, num_workers=self._num_workers
-        )
+            self._train, plan, self._shards, collate_fn=self._collate_fn,
+            num_workers=self._num_workers,
+        )  # fmt: skip
+        here = environment_of_all(ranks, self._shards, environment(self._where, passes.compiled))
         loop = Loop(
-            self.run, state, self._loss_fn, batches, passes, self._seed, self._where,
-            environment(self._where, passes.compiled),
+            self.run, plan, state, self._loss_fn, batches, passes, self._seed, self._where, here,
+            ranks, self._shards,
         )  # fmt: skip
         self._begun, self._stands = True, None
         try:
-            loop.restore()
+            loop.restore(content)
             if self._resumed:
                 passes.test_bits_again(state.step)
             self._resumed = True  # the next time
-            renew_ledger(self.run)
+            ranks.first(lambda: renew_ledger(self.run))
             self._loop = self._stands = loop
             yield loop
         finally:
@@ -325,36 +410,91 @@ class PrivateTraining:
             if not self._forked():
                 loop.close()
                 self._left = None
-                with suppress(OSError, sqlite3.Error):  # the run has ended, or its folder is gone
-                    self._left = self._folder()
+                # the run has ended, its folder is gone, or it is rank 0's
+                with suppress(OSError, sqlite3.Error):
+                    self._left = self._folder() if ranks.main else None
 
-    def _show(self, loop: Loop) -> Iterator[Step]:
-        """The step before, for the body; if that is left, the run is saved as it was before it."""
+    def _checkpoint(self) -> dict[str, Any] | None:
+        checkpoint = self.run.private / CHECKPOINT
+        return read_checkpoint(checkpoint) if checkpoint.exists() else None
+
+    def _show(self, loop: Loop) -> Generator[Step, None, bool]:
+        """The step before, for the body; if that is left, the run is saved as it was before it.
+
+        Whether the loop ends, because another process has left it.
+        """
         before = loop.state.before_body()
         try:
             yield loop.present()
         except GeneratorExit:
-            if not self._forked() and not self.run.finished:
-                loop.leave(before)
+            if not self._forked() and not self._ended:
+                with suppress(RankLost):
+                    self._follow(loop, before, self._said(left=True))
             raise
         self._expect_here()
-        if not self.run.finished:
+        if self._ended:
+            return False
+        signal = self._signal() or self._signal_during_body()
+        return self._follow(loop, before, self._said(signal=signal, save=loop.save_is_due))
+
+    def _said(
+        self,
+        *,
+        left: bool = False,
+        finish: bool = False,
+        signal: int | None = None,
+        save: bool = False,
+    ) -> _Said:
+        """What the processes say after the body of a step, this one with the others."""
+        words = self._ranks.all_words(int(left), int(finish), signal or 0, int(save))
+        left, finish, signal, _ = words.max(axis=0).tolist()
+        return _Said(bool(left), bool(finish), signal, bool(words[0, 3]))
+
+    def _follow(self, loop: Loop, before: BeforeBody, said: _Said) -> bool:
+        """Do what was said, with the others; whether the loop ends by that."""
+        if said.finish:
+            self._end(loop)
+        elif said.left:
+            loop.leave(before)
+            return True
+        else:
             loop.state.unseen = False
-            if (signal := self._signal_during_body()) is not None:
-                loop.stop(signal, unseen=False)
-            loop.save_in_time()
+            if said.signal:
+                loop.stop(said.signal, unseen=False)
+            if said.save:
+                loop.save()
+        return False
 
     def _end(self, loop: Loop) -> None:
         loop.state.unseen = False
         loop.finish_steps()
         self._before_sealing()
-        seal_run(self.run, self._model, self._kept)
+        self._ranks.first(lambda: seal_run(self.run, self._model, self._kept))
+        self._ended = True
 
     def _take_over_result(self) -> None:
-        result = torch.load(self.run.model_file, map_location=self._where, weights_only=True)
-        self._model.load_state_dict(result)
-        for each, state in zip(self._kept, final_state(self.run, len(self._kept)), strict=True):
+        model, kept = self._ranks.first(self._result)
+        self._model.load_state_dict(model)
+        for each, state in zip(self._kept, kept, strict=True):
             each.load_state_dict(state)
+
+    def _result(self) -> tuple[Any, list[Any]]:
+        result = torch.load(self.run.model_file, map_location=self._where, weights_only=True)
+        return result, final_state(self.run, len(self._kept))
+
+
+class _Said(NamedTuple):
+    """After the body of a step: was it left, is the run to end, by what signal; is a save due."""
+
+    left: bool
+    finish: bool
+    signal: int
+    save: bool
+
+
+def _identify(run: Run, me: dict[str, str]) -> None:
+    if recorded_identity(run.journal) is None:
+        record_identity(run.journal, me)
 
 
 def _chosen(n: int, follow: int, seed: int | None) -> Tensor:
