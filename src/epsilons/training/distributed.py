@@ -186,7 +186,7 @@ class Ranks:
 
     def _send(self, part: NDArray[Any], to: int) -> None:
         for block in _blocks(part):
-            sent = torch.from_numpy(np.ascontiguousarray(block).view(np.uint8))
+            sent = torch.from_numpy(np.array(block).view(np.uint8))
             self._wait(partial(dist.send, sent, to, group=self._group))
 
     def _receive(self, part: NDArray[Any], source: int) -> None:

@@ -53,6 +53,10 @@ class Shards:
         """The edges between the processes (ranks + 1,)."""
         return self.edges[self.rank_numbers]
 
+    def of(self, n: int) -> Shards:
+        """As many of another data set, of n examples."""
+        return Shards(shard_edges(n, self.count), self.rank, self.ranks)
+
     def parts(self) -> Iterator[tuple[int, int, int]]:
         """Of each own shard its number, its first example and the one after its last."""
         for shard in self.own:
