@@ -34,10 +34,12 @@ from epsilons.release.budget import discard
 from epsilons.runs import Run, discard_unbegun, expect_free, expect_planned
 from epsilons.settings import Settings
 from epsilons.training import correct_class, fit, supervised
+from epsilons.training.distributed import job_name, joined, restarted
 from epsilons.training.environment import usable_device
 from epsilons.training.inspection import inspect_start
 from epsilons.training.norm_passes import PASS_BATCH
 from epsilons.training.run_folder import begin_run
+from epsilons.training.shards import given_shards
 
 DEMO_EPSILON = 4.0
 DEMO_DELTA = 1e-4
@@ -69,23 +71,22 @@ def train(settings: Settings, out: str | os.PathLike[str]) -> Run:
     charged to the run's budget, and part of the worst case: `epsilon` is met by both together. It
     is charged before it is drawn; the same call after a crash takes the bound that was paid for.
     """
-    out = Path(out)
-    if (out / "private" / "journal.sqlite").exists():
-        raise ValueError(
-            f"{out} holds a run already; `epsilons resume {out}` goes on with it if it was stopped"
-        )
-    discard_unbegun(out)
-    expect_free(out)
+    out, ranks = Path(out), joined()
+    if ranks.first(lambda: _begun_by_this_job(out)):
+        return resume(out)
     if settings.device is not None:
         usable_device(settings.device)
     base = Path.cwd()
     data = load(settings, base)
     model = _network(settings, data, base)
+    ranks.from_first(list(model.state_dict().values()))
     with needing_room(out, "train again, in a new folder if this one holds a run"):
-        plan = (
-            _plan_with_median(settings, model, data, out)
-            if settings.max_grad_norm == "median"
-            else settings.plan(len(data.examples))
+        plan = ranks.first(
+            lambda: (
+                _plan_with_median(settings, model, data, out)
+                if settings.max_grad_norm == "median"
+                else settings.plan(len(data.examples))
+            )
         )
         run = begin_run(
             out,
@@ -97,14 +98,43 @@ def train(settings: Settings, out: str | os.PathLike[str]) -> Run:
             seed=settings.seed,
             randomness=Randomness.of_fit(settings.seed),
             micro_batch=settings.micro_batch,
+            shards=given_shards(settings.shards, ranks.count, plan),
+            ranks=ranks,
         )
-        _store(run, settings, data, base)
-    return _carried_out(run, settings, data, model)
+        ranks.first(lambda: _store(run, settings, data, base))
+    if ranks.main:
+        run.journal.close()
+    return _carried_out(out, plan, settings, data, model)
 
 
 def resume(path: str | os.PathLike[str]) -> Run:
     """Go on with a run that was stopped: with a seed, the same result as if it had not been."""
-    path = Path(path)
+    path, ranks = Path(path), joined()
+    plan, settings, stored = ranks.first(lambda: _resumable(path))
+    base = Path(stored["base"])
+    data = load(settings, base)
+    for name, checksum in stored["checksums"].items():
+        if data.checksums.get(name) != checksum:
+            raise ValueError(f"{name} has changed since {path} began; a run keeps its data")
+    return _carried_out(path, plan, settings, data, _network(settings, data, base))
+
+
+def _begun_by_this_job(out: Path) -> bool:
+    """Whether torchrun started the processes again, and they had begun; ValueError for others."""
+    if not (out / "private" / "journal.sqlite").exists():
+        discard_unbegun(out)
+        expect_free(out)
+        return False
+    stored = out / "private" / "data.json"
+    if restarted() and stored.exists() and json.loads(stored.read_bytes()).get("job") == job_name():
+        return True
+    raise ValueError(
+        f"{out} holds a run already; `epsilons resume {out}` goes on with it if it was stopped"
+    )
+
+
+def _resumable(path: Path) -> tuple[Plan, Settings, dict[str, Any]]:
+    """Plan, settings and private facts of a run that was stopped; ValueError if there is none."""
     if (path / "private").is_dir() and not (path / "private" / "journal.sqlite").exists():
         raise ValueError(
             f"{path} was stopped before its first step; `epsilons train` with the same settings "
@@ -113,13 +143,8 @@ def resume(path: str | os.PathLike[str]) -> Run:
     run = Run.open(path)
     if run.finished:
         raise ValueError(f"{path} is finished; there is nothing to resume")
-    settings, stored = _stored(run)
-    base = Path(stored["base"])
-    data = load(settings, base)
-    for name, checksum in stored["checksums"].items():
-        if data.checksums.get(name) != checksum:
-            raise ValueError(f"{name} has changed since {path} began; a run keeps its data")
-    return _carried_out(run, settings, data, _network(settings, data, base))
+    run.journal.close()
+    return run.plan, *_stored(run)
 
 
 def load(settings: Settings, base: Path) -> Data:
@@ -185,22 +210,21 @@ def demo(out: str | os.PathLike[str]) -> Run:
     )
 
 
-def _carried_out(run: Run, settings: Settings, data: Data, model: nn.Module) -> Run:
+def _carried_out(out: Path, plan: Plan, settings: Settings, data: Data, model: nn.Module) -> Run:
     optimizer = _optimizer(settings, model)
     scheduler = None
     if settings.lr_schedule == "cosine":
-        steps = max(1, run.plan.steps)
+        steps = max(1, plan.steps)
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * min(step, steps) / steps))
         )
-    run.journal.close()
     return fit(
         model,
         optimizer,
         _loss(settings),
         data.train,
-        run.plan,
-        out=run.path,
+        plan,
+        out=out,
         examples=data.examples,
         test=data.test,
         test_examples=data.test_examples,
@@ -213,6 +237,7 @@ def _carried_out(run: Run, settings: Settings, data: Data, model: nn.Module) -> 
         evaluate_every=settings.evaluate_every,
         max_epsilon=settings.max_epsilon,
         compile=settings.compile,
+        shards=settings.shards,
         resume=True,
     )
 
@@ -326,7 +351,9 @@ def _store(run: Run, settings: Settings, data: Data, base: Path) -> None:
     kept = settings.model_dump(mode="json")
     paths = {key: kept.pop(key) for key in _PATHS}
     with private_file(run.path / "private" / "data.json") as file:
-        facts = {"base": str(base), "paths": paths, "skipped": data.skipped}
+        facts = {
+            "base": str(base), "paths": paths, "skipped": data.skipped, "job": job_name()
+        }  # fmt: skip
         file.write(_json({**facts, "checksums": dict(data.checksums)}))
     with public_file(run.path / "public" / "settings.json") as file:
         packages = ("epsilons", "torch", "numpy", "scipy", "numba")

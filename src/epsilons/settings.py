@@ -125,6 +125,7 @@ class Settings(BaseModel):
     evaluate_every: Whole | None = Field(None, gt=0)
     max_epsilon: Number | None = Field(None, gt=0)
     compile: Literal["auto"] | bool = "auto"
+    shards: Whole | None = Field(None, gt=0)
 
     @classmethod
     def read(cls, file: str | os.PathLike[str], changes: Iterable[str] = ()) -> Self:

@@ -286,6 +286,11 @@ def restarted() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or "0") > 0
 
 
+def job_name() -> str | None:
+    """What torchrun calls this job, in all its restarts; None without torchrun."""
+    return os.environ.get("TORCHELASTIC_RUN_ID")
+
+
 def expect_one_process(what: str, way_out: str) -> None:
     """A `ValueError` in a job of several processes, which `what` would not let share a run."""
     together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
