@@ -6,7 +6,11 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 import warnings
+from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from unittest import mock
 
@@ -14,13 +18,22 @@ import numpy as np
 import opacus
 import torch
 import torch._dynamo  # the first optimizer would import it, in every process
+import torch.distributed as dist
 from torch import nn
 from trained import LOSS, data, entries, plan, small_model, weights
 
 from epsilons import Examples, Run
 from epsilons.integrations.opacus import attach
 from epsilons.journal import Journal
-from epsilons.training import Interrupted, PrivateTraining, fit
+from epsilons.training import (
+    Interrupted,
+    PrivateTraining,
+    checkpoint,
+    correct_class,
+    fit,
+    loop,
+    private_training,
+)  # fmt: skip
 
 CASES = {
     "max": dict(),
@@ -258,8 +271,63 @@ SCENARIOS = (
 )  # fmt: skip
 
 
+def endless(folder, seconds):
+    """A run that only a fault ends; says after how long, and with what sentence."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
+    training, _ = begun(folder / "endless", plan(steps=10**6), seed=None, shards=3)
+    (folder / f"pid-{RANK}").write_text(str(os.getpid()))
+    steps = []
+    error = refused(lambda: to_the_end(each_noted(training, steps)))
+    return error, len(steps), time.time()
+
+
+def logged(folder):
+    """A loop that logs every release: step, key, position, what came out."""
+    log = os.open(folder / f"releases-{RANK}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    class Logged(loop.Loop):
+        def _witness(self, step, released):
+            stream = self.state.streams.noise
+            key = hashlib.sha256(stream._key).hexdigest()
+            super()._witness(step, released)
+            digest = checkpoint.release_digest(released).hex()
+            os.write(log, f"{step} {key} {stream.position} {digest}\n".encode())
+
+    return mock.patch.object(private_training, "Loop", Logged)
+
+
+LONG_CASE = dict(
+    steps=80, refreshes_per_epoch=0.2, refresh_every=None,
+    phases=((30, {"noise_multiplier": 1.5}), (50, {"max_grad_norm": 0.5, "batch_size": 30})),
+)  # fmt: skip
+
+
+def long_run(folder, secret, who=-1, milliseconds=0):
+    """A run with everything that must survive a crash; rank `who` is killed after that time."""
+    model = small_model(dropout=0.3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 50, gamma=0.8)
+    if who == RANK:
+        threading.Timer(milliseconds / 1000, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    with (
+        mock.patch.object(loop, "CHECKPOINT_SECONDS", 0.05),
+        logged(folder) if secret else nullcontext(),
+    ):
+        fit(
+            model, optimizer, LOSS, data(), plan(**LONG_CASE, clipping="max"),
+            out=folder / "run", seed=None if secret else 5, scheduler=scheduler, follow=5,
+            resume=True, test=data(30, seed=1), correct_fn=correct_class, shards=3,
+        )  # fmt: skip
+    return digest(weights(model).numpy())
+
+
 def scenarios(folder, shards):
     return {work.__name__: work(folder, shards) for work in SCENARIOS}
+
+
+def cases_and_scenarios(folder, shards):
+    (folder / "scenarios").mkdir(exist_ok=True)
+    return {**all_cases(folder, shards), **scenarios(folder / "scenarios", 2)}
 
 
 if __name__ == "__main__":
