@@ -12,7 +12,7 @@ from epsilons.accounting.histories import clipping_thresholds
 from epsilons.accounting.sums import NORM_ERROR, grid, rounding_charge
 from epsilons.gradients import clipped_gradients, gradient_norms
 from epsilons.journal.run_entries import recorded_now
-from epsilons.training import correct_class, fit
+from epsilons.training import correct_class, fit, own_part
 from epsilons.training.identity import record_digests
 from epsilons.training.step import clipped_sum
 
@@ -214,7 +214,6 @@ def test_followed_examples_have_the_exact_values_of_norms_at_every_step(tmp_path
 @pytest.mark.parametrize("clipping", ["max", "individual"])
 def test_contribution_of_every_example_stays_within_its_charge(tmp_path, clipping, monkeypatch):
     """In float64, one example at a time: ‖clipped, rounded sum‖ ≤ what the journal charges."""
-    from epsilons.training import loop
 
     checked = []
 
@@ -234,14 +233,13 @@ def test_contribution_of_every_example_stays_within_its_charge(tmp_path, clippin
             micro_batch=micro_batch, **options,
         )  # fmt: skip
 
-    monkeypatch.setattr(loop, "clipped_sum", alone)
+    monkeypatch.setattr(own_part, "clipped_sum", alone)
     trained(tmp_path / "run", plan(clipping=clipping, max_grad_norm=0.3))
     assert len(checked) > 100
     assert all(checked)
 
 
 def test_thresholds_are_what_is_charged(tmp_path, monkeypatch):
-    from epsilons.training import loop
 
     given = []
 
@@ -249,7 +247,7 @@ def test_thresholds_are_what_is_charged(tmp_path, monkeypatch):
         given.append(bounds)
         return clipped_sum(*arguments, bounds=bounds, **options)
 
-    monkeypatch.setattr(loop, "clipped_sum", watched)
+    monkeypatch.setattr(own_part, "clipped_sum", watched)
     run, _ = trained(tmp_path / "run", plan(clipping="individual", levels=16))
     used = np.concatenate([bounds.numpy() for bounds in given])
     levels = 0.7 * np.arange(17) / 16
@@ -260,7 +258,6 @@ def test_thresholds_are_what_is_charged(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("clipping", ["max", "individual"])
 def test_phases_change_noise_bound_and_rate_where_they_say(tmp_path, clipping, monkeypatch):
-    from epsilons.training import loop
 
     seen = []
 
@@ -268,7 +265,7 @@ def test_phases_change_noise_bound_and_rate_where_they_say(tmp_path, clipping, m
         seen.append((phase.noise_std, float(np.max(np.asarray(bounds)))))
         return clipped_sum(model, optimizer, loss_fn, batch, phase, bounds=bounds, **options)
 
-    monkeypatch.setattr(loop, "clipped_sum", watched)
+    monkeypatch.setattr(own_part, "clipped_sum", watched)
     changing = plan(
         clipping=clipping, refresh_every=5,
         phases=((4, {"noise_multiplier": 2.0}), (8, {"max_grad_norm": 0.1, "batch_size": 40})),

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 from trained import LOSS, data, plan, small_model, weights
 
 from epsilons import Run
-from epsilons.training import Ema, Interrupted, PrivateTraining, fit, loop, supervised
+from epsilons.training import Ema, Interrupted, PrivateTraining, fit, loop, own_part, supervised
 
 
 def started(out, the_plan=None, *, seed=5, dropout=0.0, **options):
@@ -216,7 +216,7 @@ def test_kill_9_inside_the_body_resumes_to_the_same_bits(tmp_path, seed, monkeyp
 
 
 def test_ctrl_c_within_a_step_stops_after_it(tmp_path, monkeypatch):
-    taken = loop.clipped_sum
+    taken = own_part.clipped_sum
     training, _ = started(tmp_path / "run")
 
     def pressed(*arguments, **options):
@@ -225,7 +225,7 @@ def test_ctrl_c_within_a_step_stops_after_it(tmp_path, monkeypatch):
         return taken(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "clipped_sum", pressed)
+        patch.setattr(own_part, "clipped_sum", pressed)
         with pytest.raises(Interrupted, match="can be resumed"):
             for _ in training:
                 pass

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from trained import LOSS, data, plan, small_model
 
 from epsilons import Margin, Plan
-from epsilons.training import fit, loop, private_step
+from epsilons.training import fit, own_part, private_step
 from epsilons.training.step import clipped_sum
 
 BOUND = 1.0001
@@ -146,7 +146,7 @@ def sums_of_runs(monkeypatch):
         found.append({name: total.clone() for name, total in taken.sums.items()})
         return taken
 
-    monkeypatch.setattr(loop, "clipped_sum", recorded)
+    monkeypatch.setattr(own_part, "clipped_sum", recorded)
     return found
 
 

@@ -28,11 +28,11 @@ from epsilons.journal import Journal
 from epsilons.training import (
     Interrupted,
     PrivateTraining,
+    assembly,
     checkpoint,
     correct_class,
     fit,
     loop,
-    private_training,
 )  # fmt: skip
 
 CASES = {
@@ -196,12 +196,13 @@ def without_memory_on_one(folder, shards, enough=4):
         return LOSS(model, batch)
 
     started = []
-    training, model = begun(folder / f"memory {enough}", loss_fn=loss_fn, shards=shards)
+    training, _ = begun(folder / f"memory {enough}", loss_fn=loss_fn, shards=shards)
     started.append(True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
         error = refused(lambda: to_the_end(training))
-    return error, digest(weights(model).numpy()), Run.open(training.run.path).finished
+    sizes = [str(each.message).rpartition("most ")[2].split()[0] for each in warned]
+    return error, sizes, Run.open(training.run.path).finished
 
 
 def without_any_memory_on_one(folder, shards):
@@ -277,7 +278,11 @@ def endless(folder, seconds):
     training, _ = begun(folder / "endless", plan(steps=10**6), seed=None, shards=3)
     (folder / f"pid-{RANK}").write_text(str(os.getpid()))
     steps = []
-    error = refused(lambda: to_the_end(each_noted(training, steps)))
+
+    def note(step):
+        (folder / f"seen-{RANK}").write_text(str(step.number))
+
+    error = refused(lambda: [note(step) for step in each_noted(training, steps)])
     return error, len(steps), time.time()
 
 
@@ -293,7 +298,7 @@ def logged(folder):
             digest = checkpoint.release_digest(released).hex()
             os.write(log, f"{step} {key} {stream.position} {digest}\n".encode())
 
-    return mock.patch.object(private_training, "Loop", Logged)
+    return mock.patch.object(assembly, "Loop", Logged)
 
 
 LONG_CASE = dict(

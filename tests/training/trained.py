@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from epsilons import Plan
-from epsilons.training import correct_class, fit, loop, private_training, supervised
+from epsilons.training import assembly, correct_class, fit, loop, supervised
 from epsilons.training.checkpoint import release_digest
 
 LOSS = supervised(nn.CrossEntropyLoss(reduction="none"))
@@ -92,7 +92,7 @@ def secret_child(out, seconds):
             if signal.getitimer(signal.ITIMER_REAL)[0] == 0.0:
                 signal.setitimer(signal.ITIMER_REAL, seconds)
 
-    private_training.Loop = Logged
+    assembly.Loop = Logged
     long_run(out, seed=None)
 
 

@@ -28,8 +28,8 @@ from epsilons.runs import Run
 from epsilons.training.arguments import check_data_set
 from epsilons.training.evaluated import EvaluatedTraining
 from epsilons.training.evaluation import CorrectFn
-from epsilons.training.loop import Step
 from epsilons.training.private_training import PrivateTraining
+from epsilons.training.taken import Step
 
 if TYPE_CHECKING:
     from epsilons.integrations.opacus import AttachedToOpacus

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -285,6 +285,33 @@ def local_rank() -> int:
 def restarted() -> bool:
     """Whether torchrun has started the processes of this job again after one was lost."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or "0") > 0
+
+
+class Said(NamedTuple):
+    """What the ranks say after the body of a step.
+
+    `left`: one has left the loop. `finish`: one has ended the run. `signal`: that stops all, or 0.
+    `save`: rank 0's last checkpoint is old.
+    """
+
+    left: bool
+    finish: bool
+    signal: int
+    save: bool
+
+
+def said(
+    ranks: Ranks,
+    *,
+    left: bool = False,
+    finish: bool = False,
+    signal: int | None = None,
+    save: bool = False,
+) -> Said:
+    """What all ranks say, this one among them."""
+    words = ranks.all_words(int(left), int(finish), signal or 0, int(save))
+    most = words.max(axis=0).tolist()
+    return Said(bool(most[0]), bool(most[1]), most[2], bool(words[0, 3]))
 
 
 def job_name() -> str | None:

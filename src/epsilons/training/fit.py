@@ -24,9 +24,9 @@ from epsilons.training.distributed import Ranks, joined
 from epsilons.training.evaluated import EvaluatedTraining
 from epsilons.training.evaluation import CorrectFn
 from epsilons.training.interrupt import interruptible
-from epsilons.training.loop import Step
 from epsilons.training.progress import Show, training_bar
 from epsilons.training.sampling import Collate
+from epsilons.training.taken import Step
 
 
 def fit(

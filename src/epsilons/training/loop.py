@@ -8,28 +8,26 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from epsilons.accounting.histories import clipping_thresholds
-from epsilons.accounting.plan import Phase, Plan
+from epsilons.accounting.plan import Plan
 from epsilons.files import private_file
-from epsilons.gradients.isolation import own_generators, seed_generators
+from epsilons.gradients.isolation import own_generators
 from epsilons.gradients.norms import LossFn, trainable
 from epsilons.journal import SomeKind
 from epsilons.journal.run_entries import recorded_now
 from epsilons.noise.grid import GridNoise
 from epsilons.release.ledger import renew_ledger
 from epsilons.runs import CHECKPOINT, Run, publish_plan
-from epsilons.training.batches import Batches, Drawn
+from epsilons.training.batches import Batches
 from epsilons.training.checkpoint import (
     RELEASES,
     BeforeBody,
@@ -40,60 +38,20 @@ from epsilons.training.checkpoint import (
     release_digest,
 )
 from epsilons.training.distributed import Ranks
-from epsilons.training.evaluation import to_device
 from epsilons.training.interrupt import Interrupted
 from epsilons.training.keys import Streams, destroy_keys, kept_key, new_key
 from epsilons.training.movement import MOVED_BY, Movement
 from epsilons.training.noisy_sum import NoisySum, Report
 from epsilons.training.norm_passes import NormPasses
+from epsilons.training.own_part import OwnPart, Part
 from epsilons.training.shards import Shards
-from epsilons.training.step import apply, clipped_sum
+from epsilons.training.standing import Standing
+from epsilons.training.step import apply
+from epsilons.training.taken import Step
 
 RANGE = 32  # steps charged ahead at most
 CHECKPOINT_SECONDS = 30.0
-# relative: by so much the norm of an example may differ between a pass over all and a step
-_ROUNDING = 1e-3
 _WITNESSED, _DIFFERS, _FAILED = range(3)  # what rank 0 says of a release
-
-
-@dataclass(frozen=True)
-class Step:
-    """The step just taken.
-
-    `number`: from 0. `loss`: mean of the batch, before the step; private, NaN of an empty batch.
-    `replayed`: a process that was stopped had released this step, and may have shown it already.
-    `model` and `optimizer`: as the step left them. `run`: the run folder. `main`: whether this
-    process is rank 0, the one that writes; in a run of one process it is.
-    """
-
-    number: int
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    loss: float = field(repr=False)
-    run: Run
-    replayed: bool
-    main: bool = True
-    _worst_case: Callable[[], float] | None = field(default=None, repr=False)
-
-    @property
-    def worst_case(self) -> float:
-        """ε that the run guarantees for what is charged: up to this step, and a few ahead."""
-        return (self._worst_case or self.run.journal.worst_case)()
-
-
-@dataclass
-class Standing:
-    """What every process knows of the journal, which rank 0 has.
-
-    `charged`: the first step that is not. `counts`: how many steps everyone has paid for, by phase.
-    `refreshes`: those that stand. `random`: whether norms of a refresh differ from those of a step.
-    """
-
-    charged: int
-    counts: list[int]
-    restarts: int
-    refreshes: set[int]
-    random: bool
 
 
 @dataclass
@@ -119,9 +77,9 @@ class Loop:
         if self.ranks.main:
             self.releases = Releases(self.run.private / RELEASES, self.environment)
         self.state.shards = self.shards.count
-        self.norms: NDArray[np.float64] | None = None  # of this process's examples, as recorded
-        self._norms_step: int | None = None  # of whose weights they are, if of the present ones
-        self._norms_size = self.passes.micro_batch  # of the passes that measured them
+        self.own = OwnPart(
+            self.plan, self.state, self.loss_fn, self.batches, self.passes, self.where, self.shards
+        )
         self._trained = self._what_is_trained()
         self._replaying = False  # with the key of an earlier process
         self._released = 0  # the first step that no earlier process can have released
@@ -135,7 +93,7 @@ class Loop:
         self._stand = self.ranks.first(self._standing)
         if content is not None:
             self.state.load(content)
-            self._norms_size = content["micro_batch"]
+            self.own.norms_size = content["micro_batch"]
             self.passes.micro_batch = self.state.micro_batch
             if self.state.step > self._stand.charged:
                 raise ValueError(
@@ -156,7 +114,7 @@ class Loop:
             self._take_key(self._stand.restarts)
         if self._stand.restarts:  # in case a crash came before
             self.ranks.first(lambda: publish_plan(self.run))
-        self.norms = self._norms_at(self.state.step)
+        self.own.norms = self._norms_at(self.state.step)
         if self.state.step < MOVED_BY:
             self._movement = Movement(self.state.model)
 
@@ -252,21 +210,12 @@ class Loop:
         return list(trainable(self.state.model)), [id(p) for g in groups for p in g["params"]]
 
     def _standing(self) -> Standing:
-        journal = self.run.journal
-        return Standing(
-            journal.steps_charged,
-            list(journal.charged()),
-            journal.restarts,
-            set(journal.refreshes_now()),
-            bool(journal.random),
-        )
+        return Standing.of(self.run.journal)
 
     def _charge(self, first: int, last: int) -> None:
         """Charge a range of steps. Nobody goes on to them before it is on disk."""
         self.ranks.first(lambda: self.run.journal.charge(first, last))
-        phase = next(k for k, p in enumerate(self.plan.all_phases) if p.first <= first < p.end)
-        self._stand.charged = last + 1
-        self._stand.counts[phase] += last + 1 - first
+        self._stand.charge(self.plan, first, last)
 
     def _refresh(self, step: int) -> None:
         """Norms of all examples, if they are due."""
@@ -275,39 +224,34 @@ class Loop:
         if step not in self._stand.refreshes:  # else a replay: the facts stand
             began = time.monotonic()
             found = self.passes.of_all(step, partial(self.state.streams.pass_seed, step))
-            self._norms_size = self.passes.micro_batch
-            if self.state.micro_batch != self._norms_size:  # memory ran out
-                self.state.micro_batch = self._norms_size
+            self.own.norms_size = self.passes.micro_batch
+            if self.state.micro_batch != self.own.norms_size:  # memory ran out
+                self.state.micro_batch = self.own.norms_size
                 self.save()  # before: a replay must know of what size these passes were
             whole = self.ranks.to_first(found, self.shards.rank_edges)
-            self.ranks.first(lambda: self.run.journal.record(step, _there(whole)))
+            self.ranks.first(lambda: self.run.journal.record(step, cast(Any, whole)))
             self._stand.refreshes.add(step)
             self._stand.random |= self.passes.random
             self.refresh_seconds = time.monotonic() - began
             self.spent["refresh"] += self.refresh_seconds
-        self.norms, self._norms_step = self._recorded(step), step
+        self.own.norms, self.own.norms_step = self._recorded(step), step
 
     def _step(self, step: int) -> None:
-        state, phase = self.state, self.plan.phase(step)
-        total = NoisySum(trainable(state.model), phase, self.shards)
-        failed: Exception | None = None
-        drawn, norms, report = list[Drawn](), list[NDArray[np.float64]](), Report(failed=1)
-        followed = state.followed.numpy()[:0], np.empty(0)
+        state, own = self.state, self.own
+        total = NoisySum(trainable(state.model), self.plan.phase(step), self.shards)
+        part, failed = Part(report=Report(failed=1)), None
         try:
-            drawn = self.batches.take(state.streams, step)
-            followed = self._followed(step)
-            norms = self.passes.within_memory(partial(self._sums, drawn, phase, total), step)
-            report = self._report(step, drawn, norms)
+            part = own.take(step, total, random=self._stand.random, digest=self._digest)
         except Exception as error:
             if self.ranks.count == 1:
                 raise
             failed = error
             total.clear()
-        total.over(self.ranks, GridNoise(state.streams.noise), report, self.where)
+        total.over(self.ranks, GridNoise(state.streams.noise), part.report, self.where)
         reports = total.reports()
         if any(each.failed for each in reports):
             self.ranks.fail(failed)
-        self._expect_one_model(reports)
+        total.expect_one_model()
         if self.passes.covered and any(each.uncovered for each in reports):
             self.passes.not_covered(step)
         released = total.released()
@@ -318,68 +262,12 @@ class Loop:
         state.loss = total.loss()
         if state.scheduler is not None:
             state.scheduler.step()
-        for each, found in zip(drawn, norms, strict=True):
-            self.passes.note_non_finite(step, each.indices.numpy()[~np.isfinite(found)])
+        self.passes.note_non_finite(step, part.sampled[~np.isfinite(part.norms)])
         self._note_larger(step, reports)
-        if self._records_sampled():
-            who = torch.cat([each.indices for each in drawn]).numpy()
-            state.sampled_norms.add(step, who, np.concatenate(norms))
+        if own.says_more(self._stand.random):
+            state.sampled_norms.add(step, part.sampled, part.norms)
         if len(state.followed):
-            state.followed_norms.add(step, *followed)
-
-    def _sums(self, drawn: list[Drawn], phase: Phase, total: NoisySum) -> list[NDArray[np.float64]]:
-        """Add up the clipped sums of this process's shards; the norms of each."""
-        total.clear()
-        norms, state = [], self.state
-        for shard, indices, batch in drawn:
-            seed_generators(state.streams.loss_seed(state.step, shard))
-            found = clipped_sum(
-                state.model,
-                state.optimizer,
-                self.loss_fn,
-                to_device(batch, self.where),
-                phase,
-                bounds=self._bounds(indices, phase.max_grad_norm),
-                micro_batch=self.passes.micro_batch,
-                shards=self.shards.count,
-                compile=self.passes.compiled,
-            )
-            total.add(shard, found)
-            norms.append(found.norms.cpu().numpy())
-        return norms
-
-    def _followed(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Norms of the followed examples of this process, and which they are."""
-        state = self.state
-        shares = [(s, i) for s, i in self.shards.among(state.followed.numpy()) if len(i)]
-        norms = [self.passes.of_some(i, step, state.streams.pass_seed(step, s)) for s, i in shares]
-        which = [i for _, i in shares]
-        return np.concatenate([state.followed.numpy()[:0], *which]), np.concatenate(
-            [np.empty(0), *norms]
-        )
-
-    def _report(self, step: int, drawn: list[Drawn], norms: list[NDArray[np.float64]]) -> Report:
-        """What this process says of its part of the step."""
-        larger, reshaped = False, False
-        if self.plan.clipping == "max" and self._norms_step == step and not self._stand.random:
-            reshaped = self._norms_size != self.passes.micro_batch
-            pairs = zip(drawn, norms, strict=True)
-            larger = any(self._larger(step, each.indices.numpy(), z) for each, z in pairs)
-        return Report(
-            larger=int(larger),
-            reshaped=int(reshaped),
-            uncovered=int(not self.passes.covered),
-            micro_batch=self.passes.micro_batch or 0,
-            digest=self._digest,
-        )
-
-    def _larger(self, step: int, indices: NDArray[np.int64], norms: NDArray[np.float64]) -> bool:
-        """Whether an example may have added more to this step than was charged just before."""
-        assert self.norms is not None
-        bound = self.plan.phase(step).max_grad_norm
-        added = np.where(np.isfinite(norms), np.minimum(norms, bound), 0.0)
-        charged = np.nan_to_num(self.norms[indices - self.shards.first], nan=bound)
-        return bool((added > charged * (1 + _ROUNDING) + _ROUNDING**2 * bound).any())
+            state.followed_norms.add(step, part.followed, part.followed_norms)
 
     def _note_larger(self, step: int, reports: list[Report]) -> None:
         larger = any(each.larger for each in reports)
@@ -390,15 +278,6 @@ class Loop:
         if larger or not estimate:
             self.ranks.first(lambda: self.run.journal.record_random("norms", step))
             self._stand.random = True
-
-    def _expect_one_model(self, reports: list[Report]) -> None:
-        """ValueError unless all processes released the same at the step before."""
-        other = [r for r, each in enumerate(reports) if each.digest != reports[0].digest]
-        if other:
-            raise ValueError(
-                f"rank {other[0]} has not released what rank 0 has: memory or network have changed "
-                "something. The run is as it was at its last checkpoint; go on from there"
-            )
 
     def _witness(self, step: int, released: dict[str, Tensor]) -> None:
         """Note what is released before anyone can see it, here or on another rank."""
@@ -420,22 +299,6 @@ class Loop:
         if verdict == _DIFFERS:
             raise ReplayDiffers
         self._digest = int.from_bytes(digest[:8], "big") >> 1
-
-    def _records_sampled(self) -> bool:
-        """Whether the norms that a step computes say more than those of its refresh."""
-        if self.plan.clipping != "max" or self.norms is None:
-            return False
-        return self.plan.refresh_every != 1 or self._stand.random
-
-    def _bounds(self, indices: Tensor, bound: float) -> float | Tensor:
-        """Clip bounds of the drawn examples, or the common one."""
-        if self.plan.clipping == "none":
-            return float("inf")
-        if self.plan.clipping == "max":
-            return bound
-        assert self.norms is not None  # thresholds are refreshed at step 0
-        chosen = self.norms[indices.numpy() - self.shards.first]
-        return torch.from_numpy(clipping_thresholds(chosen, bound, self.plan.levels))
 
     def _range_end(self, step: int, last: int) -> int:
         """The last step of the range that begins at `step`: within one refresh and phase."""
@@ -475,7 +338,7 @@ class Loop:
         # the old key is gone before the journal goes back: a crash never leaves it with it
         self._take_key(self._stand.restarts + 1)
         self._stand = self.ranks.first(self._restarted)
-        self.norms = self._norms_at(self.state.step)
+        self.own.norms = self._norms_at(self.state.step)
 
     def _restarted(self) -> Standing:
         """Where the journal stands once it has gone back to the present step."""
@@ -532,8 +395,3 @@ class Loop:
     def _let_go(self) -> None:
         if self.releases is not None and not self.releases.has(self.state.step):
             destroy_keys(self.run.private)  # who resumes takes a fresh one
-
-
-def _there(norms: NDArray[np.float64] | None) -> NDArray[np.float64]:
-    assert norms is not None  # on rank 0
-    return norms

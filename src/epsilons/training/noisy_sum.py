@@ -77,6 +77,16 @@ class NoisySum:
         """What all processes said."""
         return [Report(*map(int, words)) for words in self._reports]
 
+    def expect_one_model(self) -> None:
+        """ValueError unless all processes released the same at the step before."""
+        digests = [each.digest for each in self.reports()]
+        other = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+        if other:
+            raise ValueError(
+                f"rank {other[0]} has not released what rank 0 has: memory or network have changed "
+                "something. The run is as it was at its last checkpoint; go on from there"
+            )
+
     def released(self) -> dict[str, Tensor]:
         """The noisy sum over the expected batch size, by parameter."""
         if self._plain is not None:

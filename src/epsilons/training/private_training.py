@@ -12,9 +12,9 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +30,7 @@ from epsilons.gradients.compile import Compile, check_compile
 from epsilons.gradients.isolation import own_generators
 from epsilons.gradients.norms import LossFn, check_loss_fn
 from epsilons.gradients.trees import tensors_in
-from epsilons.journal import Journal
-from epsilons.journal.run_entries import record_identity, recorded_identity
 from epsilons.noise.keystream import Keystream
-from epsilons.randomness import Randomness
 from epsilons.release.ledger import renew_ledger
 from epsilons.runs import CHECKPOINT, Run
 from epsilons.training.arguments import (
@@ -43,7 +40,7 @@ from epsilons.training.arguments import (
     check_scheduler,
     check_state,
 )
-from epsilons.training.batches import Batches
+from epsilons.training.assembly import assembled
 from epsilons.training.checkpoint import (
     RELEASES,
     BeforeBody,
@@ -51,25 +48,22 @@ from epsilons.training.checkpoint import (
     Stateful,
     read_checkpoint,
 )
-from epsilons.training.distributed import RankLost, joined
-from epsilons.training.environment import environment, environment_of_all, usable_device
+from epsilons.training.distributed import RankLost, Said, joined, said
+from epsilons.training.environment import usable_device
 from epsilons.training.identity import LOSS, expect_one_call, identity, loss_identity
 from epsilons.training.interrupt import interruptible
-from epsilons.training.loop import Loop, Step
-from epsilons.training.memory import halved
-from epsilons.training.norm_passes import NormPasses
+from epsilons.training.loop import Loop
 from epsilons.training.run_folder import (
-    RunElsewhere,
-    begin_run,
     end_sealed,
-    final_state,
     named,
-    reopened_run,
+    reopened_or_begun,
     seal_run,
+    take_over,
 )
 from epsilons.training.sampling import Collate
-from epsilons.training.shards import Shards, given_shards, shard_edges
-from epsilons.training.step import most_examples
+from epsilons.training.shards import given_shards, shards_of
+from epsilons.training.standing import last_step
+from epsilons.training.taken import Step
 
 _GO_ON = "go on: `epsilons resume {0}`, or the same call again"
 
@@ -170,43 +164,14 @@ class PrivateTraining:
             )  # fmt: skip
             expect_one_call(ranks, me, given)
             ranks.from_first(list(tensors_in(model.state_dict())))
-            run: Run | None = None
-
-            def reopened() -> bool:
-                nonlocal run
-                run = reopened_run(path, me, self._seed, may_be_finished=True)
-                return run is not None
-
-            self._resumed = found = ranks.first(reopened)
-            while not found:
-                try:
-                    run = begin_run(
-                        path,
-                        plan,
-                        model,
-                        loss_fn,
-                        train,
-                        examples=examples,
-                        seed=self._seed,
-                        randomness=Randomness.of_fit(self._seed),
-                        micro_batch=micro_batch,
-                        collate_fn=collate_fn,
-                        shards=first_shards,
-                        ranks=ranks,
-                    )
-                    found = True
-                except (RuntimeError, MemoryError) as error:
-                    size = most_examples(plan.phase(0), micro_batch, first_shards)
-                    micro_batch = halved(error, size, "in the checks before training")
-            if run is None:
-                run = cast(Run, RunElsewhere(path))
+            run, self._resumed, micro_batch = reopened_or_begun(
+                path, me, plan, model, loss_fn, train, examples=examples, seed=self._seed,
+                micro_batch=micro_batch, collate_fn=collate_fn, shards=first_shards, ranks=ranks,
+            )  # fmt: skip
             self.run: Run = run
             """The run folder: plan, journal, examples. Rank 0's; on others for reading."""
-            ranks.first(lambda: _identify(run, me))
         self._plan, self._owners, self._shards_given = plan, names.owners, first_shards
-        self._shards = Shards(
-            shard_edges(plan.n, first_shards, names.owners), ranks.rank, ranks.count
-        )
+        self._shards = shards_of(plan, first_shards, names.owners, ranks)
         self._ended = False  # as of the last time that it was looked at
         self._last = plan.steps
         self._model, self._optimizer, self._loss_fn, self._train = model, optimizer, loss_fn, train
@@ -231,15 +196,16 @@ class PrivateTraining:
     def __iter__(self) -> Iterator[Step]:
         with self._alone():
             if self._ended:
-                self._take_over_result()
+                take_over(self.run, self._model, self._kept, self._ranks)
                 return
-            with self._restored() as loop, self._signals() as self._signal:
+            several = self._ranks.count > 1  # then signals wait for the body: all stop at one step
+            with self._restored() as loop, interruptible(several) as self._signal:
                 self._find_last()
                 if loop.state.unseen and (yield from self._show(loop)):
                     return
                 while loop.state.step < self._last and not self._ended:
                     self._stands = None
-                    with self._step_signals() as interrupted:
+                    with interruptible(not several) as interrupted:
                         taken = loop.advance(self._last)
                     self._stands = loop
                     if (signal := interrupted()) is not None:
@@ -255,7 +221,7 @@ class PrivateTraining:
     def last_step(self) -> int:
         """How many steps the run will have: the plan's, or fewer with `max_epsilon`."""
         if self._ranks.main:
-            return _last_step(self.run.journal, self._max_epsilon)
+            return last_step(self.run.journal, self._max_epsilon)
         return self._last
 
     @property
@@ -282,7 +248,7 @@ class PrivateTraining:
         """
         self._expect_here()
         if self._loop is not None and self._stands is self._loop:
-            self._said(finish=True)
+            said(self._ranks, finish=True)
             self._end(self._loop)
             return
         with self._alone():
@@ -330,20 +296,7 @@ class PrivateTraining:
         return self.run.finished
 
     def _find_last(self) -> None:
-        """Let all processes know how many steps the run will have."""
-        self._last = self._ranks.first(lambda: _last_step(self.run.journal, self._max_epsilon))
-
-    @contextmanager
-    def _signals(self) -> Iterator[Callable[[], int | None]]:
-        """Signals to several processes wait until the body has ended: all stop at one step."""
-        if self._ranks.count == 1:
-            yield lambda: None
-            return
-        with interruptible() as received:
-            yield received
-
-    def _step_signals(self) -> AbstractContextManager[Callable[[], int | None]]:
-        return interruptible() if self._ranks.count == 1 else nullcontext(lambda: None)
+        self._last = self._ranks.first(lambda: last_step(self.run.journal, self._max_epsilon))
 
     def _forked(self) -> bool:
         """Whether this is a copy in a child process, to which nothing of the run belongs."""
@@ -364,43 +317,24 @@ class PrivateTraining:
     @contextmanager
     def _restored(self) -> Iterator[Loop]:
         """The loop, at the checkpoint of the run."""
-        ranks, plan = self._ranks, self._plan
+        ranks = self._ranks
         content = ranks.first(self._checkpoint)
-        shards = self._shards_given if content is None else content.get("shards", 1)
-        count = max(shards, ranks.count)  # with more processes than shards, these become shards
-        self._shards = Shards(shard_edges(plan.n, count, self._owners), ranks.rank, ranks.count)
+        begun_with = self._shards_given if content is None else content.get("shards", 1)
+        self._shards = shards_of(self._plan, begun_with, self._owners, ranks)
         state = State(
             self._model, self._optimizer, self._scheduler, self._kept, self._followed,
             self._micro_batch,
         )  # fmt: skip
-        passes = NormPasses(
-            self.run,
-            self._model,
-            self._loss_fn,
-            self._train,
-            plan=plan,
-            micro_batch=self._micro_batch,
-            collate_fn=self._collate_fn,
-            num_workers=self._num_workers,
-            shards=self._shards,
-            ranks=ranks,
-        )
-        passes.within_memory(lambda: passes.compile_if(self._compile), 0)
-        passes.settle()
-        batches = Batches(
-            self._train, plan, self._shards, collate_fn=self._collate_fn,
-            num_workers=self._num_workers,
-        )  # fmt: skip
-        here = environment_of_all(ranks, self._shards, environment(self._where, passes.compiled))
-        loop = Loop(
-            self.run, plan, state, self._loss_fn, batches, passes, self._seed, self._where, here,
-            ranks, self._shards,
+        loop = assembled(
+            self.run, self._plan, state, self._loss_fn, self._train,
+            collate_fn=self._collate_fn, num_workers=self._num_workers, seed=self._seed,
+            where=self._where, compile=self._compile, shards=self._shards, ranks=ranks,
         )  # fmt: skip
         self._begun, self._stands = True, None
         try:
             loop.restore(content)
             if self._resumed:
-                passes.test_bits_again(state.step)
+                loop.passes.test_bits_again(state.step)
             self._resumed = True  # the next time
             ranks.first(lambda: renew_ledger(self.run))
             self._loop = self._stands = loop
@@ -429,39 +363,26 @@ class PrivateTraining:
         except GeneratorExit:
             if not self._forked() and not self._ended:
                 with suppress(RankLost):
-                    self._follow(loop, before, self._said(left=True))
+                    self._follow(loop, before, said(self._ranks, left=True))
             raise
         self._expect_here()
         if self._ended:
             return False
         signal = self._signal() or self._signal_during_body()
-        return self._follow(loop, before, self._said(signal=signal, save=loop.save_is_due))
+        return self._follow(loop, before, said(self._ranks, signal=signal, save=loop.save_is_due))
 
-    def _said(
-        self,
-        *,
-        left: bool = False,
-        finish: bool = False,
-        signal: int | None = None,
-        save: bool = False,
-    ) -> _Said:
-        """What the processes say after the body of a step, this one with the others."""
-        words = self._ranks.all_words(int(left), int(finish), signal or 0, int(save))
-        left, finish, signal, _ = words.max(axis=0).tolist()
-        return _Said(bool(left), bool(finish), signal, bool(words[0, 3]))
-
-    def _follow(self, loop: Loop, before: BeforeBody, said: _Said) -> bool:
+    def _follow(self, loop: Loop, before: BeforeBody, orders: Said) -> bool:
         """Do what was said, with the others; whether the loop ends by that."""
-        if said.finish:
+        if orders.finish:
             self._end(loop)
-        elif said.left:
+        elif orders.left:
             loop.leave(before)
             return True
         else:
             loop.state.unseen = False
-            if said.signal:
-                loop.stop(said.signal, unseen=False)
-            if said.save:
+            if orders.signal:
+                loop.stop(orders.signal, unseen=False)
+            if orders.save:
                 loop.save()
         return False
 
@@ -472,47 +393,8 @@ class PrivateTraining:
         self._ranks.first(lambda: seal_run(self.run, self._model, self._kept))
         self._ended = True
 
-    def _take_over_result(self) -> None:
-        model, kept = self._ranks.first(self._result)
-        self._model.load_state_dict(model)
-        for each, state in zip(self._kept, kept, strict=True):
-            each.load_state_dict(state)
-
-    def _result(self) -> tuple[Any, list[Any]]:
-        result = torch.load(self.run.model_file, map_location=self._where, weights_only=True)
-        return result, final_state(self.run, len(self._kept))
-
-
-class _Said(NamedTuple):
-    """After the body of a step: was it left, is the run to end, by what signal; is a save due."""
-
-    left: bool
-    finish: bool
-    signal: int
-    save: bool
-
-
-def _identify(run: Run, me: dict[str, str]) -> None:
-    if recorded_identity(run.journal) is None:
-        record_identity(run.journal, me)
-
 
 def _chosen(n: int, follow: int, seed: int | None) -> Tensor:
     """The examples to follow, ascending."""
     stream = Keystream.secret(b"other") if seed is None else Keystream.seeded(seed, b"other")
     return torch.from_numpy(stream.uniforms(n)).argsort()[:follow].sort().values
-
-
-def _last_step(journal: Journal, max_epsilon: float | None) -> int:
-    """The number of steps that keeps the worst case within `max_epsilon`; what is paid is taken."""
-    steps = journal.plan.steps
-    if max_epsilon is None or journal.worst_case(until=steps) <= max_epsilon:
-        return steps
-    enough, too_many = journal.steps_charged, steps
-    while too_many - enough > 1:
-        middle = (enough + too_many) // 2
-        if journal.worst_case(until=middle) <= max_epsilon:
-            enough = middle
-        else:
-            too_many = middle
-    return enough

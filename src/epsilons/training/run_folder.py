@@ -16,7 +16,7 @@ from epsilons.accounting.plan import Plan
 from epsilons.examples import Examples
 from epsilons.files import destroy, private_file
 from epsilons.gradients.norms import LossFn, trainable
-from epsilons.journal.run_entries import recorded_identity
+from epsilons.journal.run_entries import record_identity, recorded_identity
 from epsilons.randomness import Randomness
 from epsilons.release.ledger import renew_ledger
 from epsilons.runs import CHECKPOINT, Run, discard_unbegun
@@ -24,8 +24,9 @@ from epsilons.training.checkpoint import RELEASES, Stateful, plain_state, read_c
 from epsilons.training.distributed import ALONE, Ranks
 from epsilons.training.identity import LOSS, difference, with_digests
 from epsilons.training.inspection import inspect_start
+from epsilons.training.memory import halved
 from epsilons.training.sampling import Collate
-from epsilons.training.step import pass_sizes
+from epsilons.training.step import most_examples, pass_sizes
 
 _STATE = "state.pt"  # in the private half
 
@@ -78,6 +79,64 @@ def begin_run(
 
     ranks.first(create)
     return cast(Run, RunElsewhere(out)) if run is None else run
+
+
+def reopened_or_begun(
+    out: Path,
+    me: Mapping[str, str],
+    plan: Plan,
+    model: nn.Module,
+    loss_fn: LossFn,
+    train: Dataset[Any],
+    *,
+    examples: Examples | None,
+    seed: int | None,
+    micro_batch: int | None,
+    collate_fn: Collate,
+    shards: int,
+    ranks: Ranks,
+) -> tuple[Run, bool, int | None]:
+    """The run at `out`, whether it was there, and the micro-batch, less if memory ran out."""
+    run: Run | None = None
+
+    def reopened() -> bool:
+        nonlocal run
+        run = reopened_run(out, me, seed, may_be_finished=True)
+        return run is not None
+
+    resumed = begun = ranks.first(reopened)
+    while not begun:
+        try:
+            run = begin_run(
+                out, plan, model, loss_fn, train, examples=examples, seed=seed,
+                randomness=Randomness.of_fit(seed), micro_batch=micro_batch,
+                collate_fn=collate_fn, shards=shards, ranks=ranks,
+            )  # fmt: skip
+            begun = True
+        except (RuntimeError, MemoryError) as error:
+            size = most_examples(plan.phase(0), micro_batch, shards)
+            micro_batch = halved(error, size, "in the checks before training")
+
+    def identified() -> None:
+        assert run is not None
+        if recorded_identity(run.journal) is None:
+            record_identity(run.journal, me)
+
+    ranks.first(identified)
+    return cast(Run, RunElsewhere(out)) if run is None else run, resumed, micro_batch
+
+
+def take_over(run: Run, model: nn.Module, kept: Sequence[Stateful], ranks: Ranks) -> None:
+    """Load what a finished run has come to."""
+
+    def result() -> tuple[Any, list[Any]]:
+        weights = torch.load(run.model_file, map_location="cpu", weights_only=True)
+        return weights, final_state(run, len(kept))
+
+    weights, states = ranks.first(result)
+    model.load_state_dict(weights)
+    for each, state in zip(kept, states, strict=True):
+        each.load_state_dict(state)
 
 
 class RunElsewhere:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epsilons.accounting.plan import Plan
+from epsilons.training.distributed import Ranks
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,12 @@ def shard_edges(n: int, count: int, owners: NDArray[Any] | None = None) -> NDArr
             "data set. Sort the examples by owner, or train with fewer shards"
         )
     return moved
+
+
+def shards_of(plan: Plan, count: int, owners: NDArray[Any] | None, ranks: Ranks) -> Shards:
+    """The shards of a run that began with `count`; with more processes, as many as these."""
+    edges = shard_edges(plan.n, max(count, ranks.count), owners)
+    return Shards(edges, ranks.rank, ranks.count)
 
 
 def given_shards(shards: int | None, ranks: int, plan: Plan) -> int:
