@@ -18,7 +18,7 @@ from experiments.lab import Lab
 from experiments.rows import TITLES, Row, mean, scale, spread
 from experiments.schedules import refreshed
 
-RUNS = ("mnist", "cifar10", "cifar10-cnn", "adult", "utkface-gender", "utkface-gender-imagenet")
+RUNS = ("mnist", "cifar10", "cifar10-cnn", "adult", "utkface-gender-imagenet")
 PASSES = (2, 4, 8, 20, 60)
 SHOWN = {"previous": "held until the next (the paper)", "nearest": "nearest in time",
          "cautious": "larger of both neighbours"}  # fmt: skip
@@ -39,7 +39,7 @@ def readings(lab: Lab, name: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
 
 
 def picture(lab: Lab, found: dict[str, Any], file: Path) -> None:
-    figure = Figure(figsize=(16, 4.8), layout="constrained")
+    figure = Figure(figsize=(14, 4.8), layout="constrained")
     grid = figure.subplots(2, len(RUNS))
     for column, name in zip(grid.T, RUNS, strict=True):
         for axes, key in zip(column, ("mean_error", "below"), strict=True):
