@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from epsilons.accounting import HOLDS
+from experiments.cost import seconds
 from experiments.lab import Lab
 from experiments.rows import TITLES, Row, mean, scale, spread
 from experiments.schedules import refreshed
@@ -26,10 +27,10 @@ SHOWN = {"previous": "held until the next (the paper)", "nearest": "nearest in t
 
 def numbers(lab: Lab) -> dict[str, Any]:
     """Agreement with the exact ε by way to hold a norm, number of passes and seed."""
-    return {name: readings(lab, name) for name in RUNS}
+    return {name: {**readings(lab, name), "seconds": seconds(lab, name)} for name in RUNS}
 
 
-def readings(lab: Lab, name: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
+def readings(lab: Lab, name: str) -> dict[str, Any]:
     runs = lab.runs(name)
     plan = runs[0].plan
     passes = [m for m in PASSES if m <= plan.steps]
@@ -78,9 +79,15 @@ def rows_of(found: dict[str, Any], title: str, facts: dict[str, Any]) -> list[Ro
         <= mean([e["mean_error"] for e in found["previous"][m]])
         for m in found["nearest"]
     )
+    spent = found["seconds"]
+    time = Row(
+        "Beyond", f"{title}: share of a run's time that the passes take", "–",
+        "; ".join(f"{m} passes {_share(spent, int(m)):.1f} %" for m in shown), scale(facts), None,
+    )  # fmt: skip
     why = f"nearest is better at {better} of {len(found['nearest'])} numbers of passes"
     return [
-        Row(
+        time,
+        *(Row(
             "Beyond",
             f"{title}: {claim}, norms held / nearest / larger neighbour",
             "–",
@@ -97,5 +104,10 @@ def rows_of(found: dict[str, Any], title: str, facts: dict[str, Any]) -> list[Ro
             None,
             why if key == "mean_error" else "",
         )
-        for claim, key, digits in claims
+        for claim, key, digits in claims),
     ]  # fmt: skip
+
+
+def _share(spent: dict[str, float], passes: int) -> float:
+    """In percent."""
+    return 100 * passes * spent["pass"] / (passes * spent["pass"] + spent["steps"])
