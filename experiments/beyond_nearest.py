@@ -79,33 +79,29 @@ def rows_of(found: dict[str, Any], title: str, facts: dict[str, Any]) -> list[Ro
         <= mean([e["mean_error"] for e in found["previous"][m]])
         for m in found["nearest"]
     )
-    spent = found["seconds"]
-    time = Row(
-        "Beyond", f"{title}: share of a run's time that the passes take", "–",
-        "; ".join(f"{m} passes {_share(spent, int(m)):.1f} %" for m in shown), scale(facts), None,
-    )  # fmt: skip
     why = f"nearest is better at {better} of {len(found['nearest'])} numbers of passes"
-    return [
-        time,
-        *(Row(
-            "Beyond",
-            f"{title}: {claim}, norms held / nearest / larger neighbour",
-            "–",
-            "; ".join(
-                f"{m} passes "
-                + " / ".join(
-                    spread([e[key] for e in found[hold][m] if e[key] is not None], digits,
-                           100 if key == "below" else 1, signed=key == "bias")
-                    for hold in order
-                )
-                for m in shown
-            ),
-            scale(facts),
-            None,
-            why if key == "mean_error" else "",
-        )
-        for claim, key, digits in claims),
+    size, spent = scale(facts), found["seconds"]
+    shares = (f"{m} passes {_share(spent, int(m)):.1f} %" for m in shown)
+    result = [
+        Row("Beyond", f"{title}: share of a run's time that the passes take", "–",
+            "; ".join(shares), size, None)
     ]  # fmt: skip
+    for claim, key, digits in claims:
+        factor = 100 if key == "below" else 1
+        each = {
+            m: " / ".join(
+                spread([e[key] for e in found[hold][m] if e[key] is not None], digits, factor,
+                       signed=key == "bias")
+                for hold in order
+            )
+            for m in shown
+        }  # fmt: skip
+        result.append(
+            Row("Beyond", f"{title}: {claim}, norms held / nearest / larger neighbour", "–",
+                "; ".join(f"{m} passes {values}" for m, values in each.items()), size, None,
+                why if key == "mean_error" else "")
+        )  # fmt: skip
+    return result
 
 
 def _share(spent: dict[str, float], passes: int) -> float:
