@@ -7,6 +7,7 @@ small model goes through the compiler, and all of them in `make slow`.
 import math
 import random
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 
 import numpy as np
@@ -257,6 +258,10 @@ class Held:
     __call__ = loss
 
 
+class Scale(float, Enum):
+    SMALL, LARGE = 1.0, 2.0
+
+
 class Scaled(nn.Module):
     """A layer with whatever scales it."""
 
@@ -291,6 +296,10 @@ def changes():
     """A model and its loss, and a change of them that a graph can't see."""
     model, array, weight = Scaled([1.0]), np.ones(1), torch.ones(3)
     yield "list", model, squared, partial(model.held.__setitem__, 0, 2.0)
+    model = Scaled([np.float32(1)])
+    yield "NumPy number", model, squared, partial(model.held.__setitem__, 0, np.float32(2))
+    model = Scaled([Scale.SMALL])
+    yield "enumeration", model, squared, partial(model.held.__setitem__, 0, Scale.LARGE)
     model = Scaled({0: 1.0})
     yield "dictionary", model, squared, partial(model.held.__setitem__, 0, 2.0)
     model = Scaled(torch.ones(1))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Iterable
+from enum import Enum
 from itertools import chain
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
@@ -26,6 +27,7 @@ _HOOKS = frozenset(
     ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 )
 _TORCHS_OWN = frozenset(vars(nn.Module())) - {"training"} - _HOOKS  # attributes of any module
+_HASHABLE = (type, BuiltinFunctionType, CodeType, Enum, np.generic, int, float, str)
 Names = frozenset[str]
 
 
@@ -67,8 +69,10 @@ def _state(value: Any, names: Names, seen: set[Any], own: set[int]) -> Any:
     if id(value) in own or (id(value), names) in seen:
         return kind
     seen.add((id(value), names))
-    if isinstance(value, (type, BuiltinFunctionType, CodeType)):
+    if isinstance(value, _HASHABLE):
         return value
+    if isinstance(value, (slice, range)):
+        return repr(value)
     if isinstance(value, Tensor):
         return id(value), None if value.is_inference() else value._version
     if isinstance(value, np.ndarray):
