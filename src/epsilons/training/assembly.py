@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch.utils.data import Dataset
 
 from epsilons.accounting.plan import Plan
 from epsilons.gradients.compile import Compile
-from epsilons.gradients.norms import LossFn
 from epsilons.runs import Run
 from epsilons.training.batches import Batches
 from epsilons.training.checkpoint import State
 from epsilons.training.distributed import Ranks
 from epsilons.training.environment import environment, environment_of_all
 from epsilons.training.loop import Loop
-from epsilons.training.norm_passes import NormPasses
-from epsilons.training.sampling import Collate
+from epsilons.training.norm_passes import PASS_BATCH, NormPasses
+from epsilons.training.owners import Unit
 from epsilons.training.shards import Shards
 
 
@@ -25,10 +21,8 @@ def assembled(
     run: Run,
     plan: Plan,
     state: State,
-    loss_fn: LossFn,
-    train: Dataset[Any],
+    unit: Unit,
     *,
-    collate_fn: Collate,
     num_workers: int,
     seed: int | None,
     where: torch.device,
@@ -38,11 +32,12 @@ def assembled(
 ) -> Loop:
     """The loop of a run that stands nowhere yet; all ranks make theirs together."""
     passes = NormPasses(
-        run, state.model, loss_fn, train, plan=plan, micro_batch=state.micro_batch,
-        collate_fn=collate_fn, num_workers=num_workers, shards=shards, ranks=ranks,
+        run, state.model, unit.loss_fn, unit.train, plan=plan, micro_batch=state.micro_batch,
+        batch_size=max(1, PASS_BATCH // plan.records_at_once), collate_fn=unit.collate_fn,
+        num_workers=num_workers, shards=shards, ranks=ranks,
     )  # fmt: skip
     passes.within_memory(lambda: passes.compile_if(compile), 0)
     passes.settle()
-    batches = Batches(train, plan, shards, collate_fn=collate_fn, num_workers=num_workers)
+    batches = Batches(unit.train, plan, shards, collate_fn=unit.collate_fn, num_workers=num_workers)
     here = environment_of_all(ranks, shards, environment(where, passes.compiled))
-    return Loop(run, plan, state, loss_fn, batches, passes, seed, where, here, ranks, shards)
+    return Loop(run, plan, state, unit.loss_fn, batches, passes, seed, where, here, ranks, shards)

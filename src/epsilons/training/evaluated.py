@@ -22,17 +22,18 @@ class EvaluatedTraining(PrivateTraining):
     test_examples: Examples | None = None
 
     def outcomes(self, data: Dataset[Any]) -> Outcomes:
-        """Losses and correctness of every example of `data` now.
+        """Losses and correctness of every record of `data` now.
 
         To be called on all ranks: each goes through its share, and rank 0 has them all.
         """
         ranks, n = self._ranks, len(data)  # type: ignore[arg-type]
         shards = self._shards if n == self._plan.n else self._shards.of(n)
-        at_a_time = min(AT_A_TIME, self._micro_batch or AT_A_TIME)
+        _, loss_fn, collate_fn = self._unit.given
+        at_a_time = min(AT_A_TIME, self._unit.micro_batch or AT_A_TIME)
 
         def evaluated(shard: tuple[int, int, int]) -> Outcomes:
             return outcomes(
-                self._model, self._loss_fn, self.correct_fn, data, self._where, self._collate_fn,
+                self._model, loss_fn, self.correct_fn, data, self._where, collate_fn,
                 at_a_time=at_a_time, part=shard[1:], beat=ranks.beat,
             )  # fmt: skip
 
@@ -48,13 +49,13 @@ class EvaluatedTraining(PrivateTraining):
 
     def _before_sealing(self) -> None:
         held_out = None if self.test is None else self.outcomes(self.test)
-        found = self.outcomes(self._train)
+        found = self.outcomes(self._unit.given[0])
 
         def record() -> None:
             test = None
             if held_out is not None and self.test is not None:
                 names = self.test_examples or Examples.numbered(len(self.test))  # type: ignore[arg-type]
                 test = names.with_outcomes(*held_out)
-            self.run.record_outcomes(*found, test)
+            self.run.record_outcomes(*self._unit.outcomes(*found), test)
 
         self._ranks.first(record)

@@ -53,6 +53,7 @@ from epsilons.training.environment import usable_device
 from epsilons.training.identity import LOSS, expect_one_call, identity, loss_identity
 from epsilons.training.interrupt import interruptible
 from epsilons.training.loop import Loop
+from epsilons.training.owners import unit_of
 from epsilons.training.run_folder import (
     end_sealed,
     named,
@@ -81,9 +82,10 @@ class PrivateTraining:
     its weights are loaded.
     `scheduler`: stepped after every step. `state`: further objects with `state_dict` and
     `load_state_dict` that checkpoints keep (averaged weights, a scheduler that the body steps).
-    `examples`: names of the training examples (ids, owners, groups); by default 0 to n − 1.
+    `examples`: names of the training examples (ids, owners, groups); by default 0 to n − 1. With
+    `plan.unit="owner"` the examples of the run are their owners, and `train` has all their records.
     `seed`: sampling and noise can be reproduced, and are no secret; by default they are secret.
-    `device`: where the model is put; by default where it is. `micro_batch`: the most examples in a
+    `device`: where the model is put; by default where it is. `micro_batch`: the most records in a
     pass; halved when memory runs out. `collate_fn`, `num_workers`: as for a `DataLoader`.
     `follow`: so many random examples have their norms recorded at every step, for comparison.
     `max_epsilon`: the run ends before its worst case would exceed it.
@@ -150,13 +152,14 @@ class PrivateTraining:
             where = torch.device("cuda", torch.cuda.current_device())
         model.to(where)
         check_all_trained(model, optimizer)
-        names = named(examples, plan, train)
+        self._unit = unit = unit_of(plan, train, loss_fn, examples, collate_fn, micro_batch)
+        names = named(unit.examples, plan, unit.train)
         if follow > plan.n:
             raise ValueError(f"follow={follow}; expected at most the {plan.n} examples of the data")
         path = Path(out).absolute()  # the body may change the working directory
 
         with own_generators(where, seed=0), needing_room(path, _GO_ON.format(path)):
-            me = identity(plan, model, optimizer, train, names)
+            me = identity(plan, model, optimizer, unit.train, names)
             me[LOSS] = loss_identity(loss_fn)
             given = dict(
                 out=os.fspath(out), seed=seed, micro_batch=micro_batch, follow=follow,
@@ -164,21 +167,18 @@ class PrivateTraining:
             )  # fmt: skip
             expect_one_call(ranks, me, given)
             ranks.from_first(list(tensors_in(model.state_dict())))
-            run, self._resumed, micro_batch = reopened_or_begun(
-                path, me, plan, model, loss_fn, train, examples=examples, seed=self._seed,
-                micro_batch=micro_batch, collate_fn=collate_fn, shards=first_shards, ranks=ranks,
+            run, self._resumed, fewer = reopened_or_begun(
+                path, me, plan, model, unit, names, seed=self._seed, shards=first_shards,
+                ranks=ranks,
             )  # fmt: skip
+            self._unit = unit._replace(micro_batch=fewer)
             self.run: Run = run
             """The run folder: plan, journal, examples. Rank 0's; on others for reading."""
         self._plan, self._owners, self._shards_given = plan, names.owners, first_shards
         self._shards = shards_of(plan, first_shards, names.owners, ranks)
-        self._ended = False  # as of the last time that it was looked at
-        self._last = plan.steps
-        self._model, self._optimizer, self._loss_fn, self._train = model, optimizer, loss_fn, train
+        self._ended, self._last = False, plan.steps  # as they were when last looked at
+        self._model, self._optimizer, self._num_workers = model, optimizer, num_workers
         self._scheduler, self._kept, self._where = scheduler, tuple(state), where
-        self._micro_batch, self._collate_fn, self._num_workers = (
-            micro_batch, collate_fn, num_workers,
-        )  # fmt: skip
         self._followed = ranks.first(lambda: _chosen(plan.n, int(follow), self._seed))
         self._max_epsilon, self._compile = max_epsilon, compile
         self._loop: Loop | None = None  # while it is iterated over
@@ -323,12 +323,12 @@ class PrivateTraining:
         self._shards = shards_of(self._plan, begun_with, self._owners, ranks)
         state = State(
             self._model, self._optimizer, self._scheduler, self._kept, self._followed,
-            self._micro_batch,
+            self._unit.micro_batch,
         )  # fmt: skip
         loop = assembled(
-            self.run, self._plan, state, self._loss_fn, self._train,
-            collate_fn=self._collate_fn, num_workers=self._num_workers, seed=self._seed,
-            where=self._where, compile=self._compile, shards=self._shards, ranks=ranks,
+            self.run, self._plan, state, self._unit, num_workers=self._num_workers,
+            seed=self._seed, where=self._where, compile=self._compile, shards=self._shards,
+            ranks=ranks,
         )  # fmt: skip
         self._begun, self._stands = True, None
         try:

@@ -25,6 +25,7 @@ from epsilons.training.distributed import ALONE, Ranks
 from epsilons.training.identity import LOSS, difference, with_digests
 from epsilons.training.inspection import inspect_start
 from epsilons.training.memory import halved
+from epsilons.training.owners import Unit
 from epsilons.training.sampling import Collate
 from epsilons.training.step import most_examples, pass_sizes
 
@@ -86,18 +87,15 @@ def reopened_or_begun(
     me: Mapping[str, str],
     plan: Plan,
     model: nn.Module,
-    loss_fn: LossFn,
-    train: Dataset[Any],
+    unit: Unit,
+    names: Examples,
     *,
-    examples: Examples | None,
     seed: int | None,
-    micro_batch: int | None,
-    collate_fn: Collate,
     shards: int,
     ranks: Ranks,
 ) -> tuple[Run, bool, int | None]:
     """The run at `out`, whether it was there, and the micro-batch, less if memory ran out."""
-    run: Run | None = None
+    run, micro_batch = cast(Run | None, None), unit.micro_batch
 
     def reopened() -> bool:
         nonlocal run
@@ -108,9 +106,9 @@ def reopened_or_begun(
     while not begun:
         try:
             run = begin_run(
-                out, plan, model, loss_fn, train, examples=examples, seed=seed,
+                out, plan, model, unit.loss_fn, unit.train, examples=names, seed=seed,
                 randomness=Randomness.of_fit(seed), micro_batch=micro_batch,
-                collate_fn=collate_fn, shards=shards, ranks=ranks,
+                collate_fn=unit.collate_fn, shards=shards, ranks=ranks,
             )  # fmt: skip
             begun = True
         except (RuntimeError, MemoryError) as error:
