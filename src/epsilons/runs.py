@@ -295,9 +295,12 @@ def expect_planned(plan: Plan, examples: Examples) -> None:
     """ValueError if the examples are not those that the plan speaks of."""
     if len(examples) != plan.n:
         raise ValueError(f"{len(examples)} examples were given; the plan says n={plan.n}")
-    most = plan.max_records_per_owner
-    if most is None:
-        return
+    if plan.unit == "record" and plan.max_records_per_owner is not None:
+        expect_few_records(examples, plan.max_records_per_owner)
+
+
+def expect_few_records(examples: Examples, most: int) -> None:
+    """ValueError if someone owns more than `most` of the examples, or owners are not known."""
     if examples.owners is None:
         raise ValueError(
             f"max_records_per_owner={most} can't be checked: the examples have no owners; "
