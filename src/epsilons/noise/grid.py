@@ -90,7 +90,7 @@ class GridNoise:
     ) -> None:
         """Add `part`, from 0, of `parts` of round(noise/g) to multiples of the grid, in place.
 
-        `units`: whole numbers for tensors of `sizes`, one after the other. `std`: standard deviation
+        `units`: whole numbers for tensors of `sizes`, one after another. `std`: standard deviation
         of the noise. The parts together are the noise that `added_to` draws, and each of them takes
         as much of the stream as the whole.
         """
