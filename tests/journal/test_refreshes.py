@@ -271,6 +271,11 @@ def test_memory_does_not_grow_with_the_examples(tmp_path):
 BOUNDS = st.floats(1e-3, 1e3) | st.just(1.0)
 
 
+def stored(plan, norms):
+    """The norms as a journal of 16 bits keeps them."""
+    return refreshes._grid(*refreshes._of_grid(plan))[refreshes._encoded(plan, norms)]
+
+
 @settings(deadline=None)
 @given(
     BOUNDS,
@@ -280,7 +285,7 @@ BOUNDS = st.floats(1e-3, 1e3) | st.just(1.0)
 def test_16_bits_never_lower_a_norm(bound, levels, norms):
     plan = plan_of(norm_storage="uint16", levels=levels, max_grad_norm=bound)
     norms = np.array(norms) * bound
-    kept = refreshes.stored_norms(plan, norms)
+    kept = stored(plan, norms)
     assert not (kept < norms).any()
     np.testing.assert_array_equal(np.isnan(kept), np.isnan(norms))
     below = norms <= bound
@@ -288,7 +293,7 @@ def test_16_bits_never_lower_a_norm(bound, levels, norms):
     assert (kept[below] <= norms[below] + bound / 2**14).all()
     above = (norms > bound) & (norms < 2**31 * bound)
     assert (kept[above] <= norms[above] * 2 ** (1.001 / 1024)).all()
-    again = refreshes.stored_norms(plan, kept)
+    again = stored(plan, kept)
     np.testing.assert_array_equal(again, kept)
 
 
@@ -301,7 +306,7 @@ def test_16_bits_change_no_threshold_of_individual_clipping(bound, levels, share
         [np.array(shares) * bound, grid, np.nextafter(grid, np.inf), np.nextafter(grid, 0)]
     )
     expected = clipping_thresholds(norms, bound, levels)
-    found = clipping_thresholds(refreshes.stored_norms(plan, norms), bound, levels)
+    found = clipping_thresholds(stored(plan, norms), bound, levels)
     np.testing.assert_array_equal(found, expected)
 
 

@@ -115,7 +115,9 @@ def epsilons_from_blocks(
     `sample_rate`, `max_grad_norm`, `delta`, `method`, `levels`, `rounding` and `clipping` as there,
     with the same rows in every block. `worst_case`: ε of an example that is at the bound in every
     step, if it is known; else it is computed from the rows. `progress` is called with the number of
-    examples done. ValueError as there.
+    examples done. `processes`: how many price the blocks, by default this one alone; more are
+    started afresh and import the caller's script, as always in Python. ε's depend neither on that,
+    to the last bit, nor on how the examples are divided into blocks. ValueError as there.
     """
     checks.open_unit("delta", delta)
     checks.one_of("method", method, METHODS)

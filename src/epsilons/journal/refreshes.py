@@ -66,13 +66,6 @@ def refresh_norms(
     return found if plan.norm_storage == "float64" else _grid(*_of_grid(plan))[found]
 
 
-def stored_norms(plan: Plan, norms: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The `norms` as a journal of `plan` keeps and charges them: none is lower."""
-    if plan.norm_storage == "float64":
-        return norms
-    return _grid(*_of_grid(plan))[_encoded(plan, norms)]
-
-
 def _encoded_blocks(opening: Opening, norms: NDArray[np.float64]) -> Iterator[bytes]:
     for first in range(0, len(norms), opening.block):
         yield _encoded(opening.plan, norms[first : first + opening.block]).tobytes()
