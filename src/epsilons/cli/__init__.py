@@ -31,7 +31,9 @@ from epsilons.cli.plan import plan
 from epsilons.cli.publish import publish
 from epsilons.cli.report import report
 from epsilons.cli.resume import resume
+from epsilons.cli.serve import serve
 from epsilons.cli.status import status
+from epsilons.cli.tokens import issue, revoke, rotate, tokens
 from epsilons.cli.total import total
 from epsilons.cli.train import train
 from epsilons.cli.verify import verify
@@ -45,7 +47,7 @@ app = typer.Typer(
 )
 _VERBS = (
     plan, init, train, resume, status, verify, export, account, demo,
-    report, groups, attack, compare, owner, publish, total,
+    report, groups, attack, compare, owner, publish, total, serve,
 )  # fmt: skip
 
 
@@ -71,6 +73,9 @@ def _stoppable(verb: Callable[..., None]) -> Callable[..., None]:
 
 for verb in _VERBS:
     app.command()(_stoppable(verb))
+for of_tokens in (issue, rotate, revoke):
+    tokens.command()(_stoppable(of_tokens))
+app.add_typer(tokens)
 
 
 class _Terminated(KeyboardInterrupt):
