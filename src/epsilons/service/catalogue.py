@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache
 from importlib.resources import files
 
@@ -36,6 +37,10 @@ class Messages:
     def number(self, value: float, form: str = ".3f") -> str:
         """Any other number."""
         return self._localized(f"{value:{form}}")
+
+    def decimal(self, value: float) -> str:
+        """A small number with all its digits, and no power of ten."""
+        return self._localized(f"{Decimal(repr(value)):f}")
 
     def _localized(self, text: str) -> str:
         return text.replace(".", self("number.decimal"))

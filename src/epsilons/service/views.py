@@ -108,7 +108,7 @@ def caveats(statement: Mapping[str, Any], m: Messages) -> list[str]:
         m("caveat.included", steps=_steps(statement, m), releases=statement["releases"],
           date=statement["date"]),
         m("caveat.not_included"),
-        m("caveat.delta", delta=m.number(statement["delta"], "g")),
+        m("caveat.delta", delta=m.decimal(statement["delta"])),
     ]  # fmt: skip
     return found
 
