@@ -19,7 +19,7 @@ PACKAGES = (
         f"epsilons.{name}"
         for name in (
             "accounting", "analysis", "data", "gradients", "journal", "models", "noise", "release",
-            "report", "service", "training", "integrations.huggingface", "integrations.lightning",
+            "report", "report.dossier", "service", "training", "integrations.huggingface", "integrations.lightning",
             "integrations.opacus",
         )
     ),

@@ -48,7 +48,8 @@ class Opened:
 
     def enter(self, token):
         self.page.fill("#token", token)
-        self.page.click("button")
+        with self.page.expect_navigation():
+            self.page.click("button")
         return self
 
     def __enter__(self):
@@ -81,7 +82,8 @@ def test_token_in_statement_out(browser, live, script):
         with page.expect_download() as found:
             page.click("text=Save as data")
         assert '"owner": "household"' in found.value.path().read_text(encoding="utf-8")
-        page.click("text=End the session")
+        with page.expect_navigation():
+            page.click("text=End the session")
         assert page.locator("#token").is_visible()
         assert opened.context.cookies() == []
         page.goto(f"{live.url}/statement")

@@ -23,6 +23,7 @@ from epsilons.cli.account import account
 from epsilons.cli.attack import attack
 from epsilons.cli.compare import compare
 from epsilons.cli.demo import demo
+from epsilons.cli.dossier import check_statement, dossier
 from epsilons.cli.export import export
 from epsilons.cli.groups import groups
 from epsilons.cli.init import init
@@ -47,7 +48,7 @@ app = typer.Typer(
 )
 _VERBS = (
     plan, init, train, resume, status, verify, export, account, demo,
-    report, groups, attack, compare, owner, publish, total, serve,
+    report, groups, attack, compare, owner, publish, total, serve, dossier, check_statement,
 )  # fmt: skip
 
 

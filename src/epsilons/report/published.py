@@ -33,7 +33,7 @@ from epsilons.runs import Run
 
 _BOUND = "median of initial gradient norms"
 _NOISE = "what is published of them carries noise, whose effect the intervals show."
-_WORTH: dict[str | None, tuple[str, str]] = {
+WORTH: dict[str | None, tuple[str, str]] = {
     "exact": (
         "exact, plus noise",
         f"Each individual ε follows from what the steps really used; {_NOISE}",
@@ -150,7 +150,7 @@ def render_public_report(found: Published) -> str:
         guess=guess(found.worst_case, found.plan.delta),
         per_person=per_person_published((found.ledger or {}).get("per_person")),
         half=found.quantiles.get(0.5),
-        worth=_WORTH[found.kind],
+        worth=WORTH[found.kind],
         charts=_charts(found),
     )
 
