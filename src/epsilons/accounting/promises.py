@@ -12,7 +12,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -50,6 +50,11 @@ class Promise:
     allowance: Allowance | None = field(default=None, repr=False)
     steps: tuple[Steps, ...] = field(default=(), repr=False)
     releases: Releases = field(default=NOTHING, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is public of it, as plain values."""
+        names = ("budget", "epsilon", "delta", "basis", "share", "order")
+        return {name: getattr(self, name) for name in names}
 
     def at(
         self, delta: float, method: Method | None = None, *, releases: Releases | None = None

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from epsilons.accounting import checks
-from epsilons.accounting.histories import clipping_thresholds
 from epsilons.accounting.holding import HOLDS, NEVER, Hold
 from epsilons.accounting.margins import phases_of_norms
 from epsilons.accounting.plan import Phase, Plan
@@ -30,6 +29,7 @@ from epsilons.journal.intervals import (
     split_by_sampled_norms,
 )
 from epsilons.journal.opening import Opening
+from epsilons.journal.promised import scaled_bounds
 
 SomeKind = Literal["sampled", "followed"]
 """Which examples have norms recorded beside refreshes: those of each batch, or the same ones."""
@@ -76,10 +76,10 @@ def append_some(
     plan = opening.plan
     if kind not in get_args(SomeKind):
         raise ValueError(f"kind={kind!r}; expected one of {', '.join(get_args(SomeKind))}")
-    if kind == "sampled" and plan.clipping == "individual":
+    if kind == "sampled" and plan.clipping in ("individual", "filtered"):
         raise ValueError(
             "norms of sampled examples depend on the secret sampling; "
-            "under individual clipping only norms of all examples are recorded"
+            f"under {plan.clipping} clipping only norms of all examples are recorded"
         )
     chosen = [np.asarray(i, dtype="<i8") for i in indices]
     rows = [
@@ -100,6 +100,14 @@ def append_some(
     chain.append(kind, facts, *blobs)
 
 
+def norms_of_entry(chain: Chain, number: int, examples: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Norms (m,) of the (ascending) examples in one entry "refresh"."""
+    first, span = int(examples[0]), int(examples[-1] - examples[0]) + 1
+    read = np.frombuffer(chain.part_of_norms(number, 8 * first, 8 * span), dtype="<f8")
+    found: NDArray[np.float64] = read[examples - first]
+    return found
+
+
 def norms_of_all(chain: Chain, step: int) -> NDArray[np.float64]:
     """Norms (n,) of the refresh at `step`; of the latest if a restart repeated it."""
     found = [e for e in chain.entries("refresh") if e.facts["step"] == step]
@@ -118,17 +126,19 @@ def norms_of_some(
     return steps, indices, np.frombuffer(chain.norms(entry.number), dtype="<f8")
 
 
-def clip_bounds(chain: Chain, plan: Plan, step: int, indices: ArrayLike) -> NDArray[np.float64]:
-    """Clip bounds (k,) of the examples `indices` at a charged step; see `Journal.bounds`."""
-    charged = steps_charged(chain)
-    if not 0 <= step < charged:
-        raise ValueError(f"step {step} is not among the {charged} charged; charge it first")
+def clip_bounds(
+    chain: Chain, opening: Opening, step: int, indices: ArrayLike
+) -> NDArray[np.float64]:
+    """Clip bounds (k,) of the examples `indices` at a charged step; see `Journal.bounds`.
+
+    Of a filter they are in `filtered`.
+    """
+    plan = opening.plan
     chosen = np.asarray(indices, dtype=np.int64)
     bound = np.inf if plan.clipping == "none" else plan.phase(step).max_grad_norm
-    refresh = refresh_in_force(chain, step)
-    if plan.clipping != "individual" or refresh is None:
-        return np.full(len(chosen), bound)
-    return clipping_thresholds(norms_of_all(chain, refresh)[chosen], bound, plan.levels)
+    refresh = refresh_in_force(chain, step) if plan.clipping == "individual" else None
+    norms = None if refresh is None else norms_of_all(chain, refresh)[chosen]
+    return scaled_bounds(opening.promised, chosen, norms, bound, plan.levels)
 
 
 def refresh_intervals(chain: Chain, plan: Plan) -> Intervals:
@@ -237,7 +247,6 @@ def _around(
     Before the first refresh there is the clip bound; after the last, the same as before.
     """
     shape = len(intervals.entry), len(examples)
-    first, span = int(examples[0]), int(examples[-1] - examples[0]) + 1
     norms, following = np.empty(shape), np.empty(shape)
     last: tuple[int, NDArray[np.float64]] | None = None
     for row, (number, after) in enumerate(zip(intervals.entry, intervals.next_entry, strict=True)):
@@ -246,8 +255,7 @@ def _around(
                 target[row] = intervals.bound[row] if target is norms else norms[row]
                 continue
             if last is None or last[0] != entry:  # mostly the refresh after the row above
-                read = np.frombuffer(chain.part_of_norms(entry, 8 * first, 8 * span), dtype="<f8")
-                last = entry, read[examples - first]
+                last = entry, norms_of_entry(chain, entry, examples)
             target[row] = last[1]
     return norms, following
 

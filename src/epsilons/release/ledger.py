@@ -140,7 +140,7 @@ def _alike(stated: Any, true: Any) -> bool:
 def _page(run: Run, entries: Sequence[Entry], limit: Limit | None) -> dict[str, Any]:
     plan = run.plan
     at = plan.delta if limit is None else limit.delta
-    releases = Spent.on(entries).releases.at_least(plan.clip_bound)
+    releases = Spent.on(entries).releases.at_least(plan.releases)
     # What is to come counts too, unless no one knows how much it is.
     steps = run.journal.charged(until=plan.steps)
     return {
@@ -165,6 +165,7 @@ def _page(run: Run, entries: Sequence[Entry], limit: Limit | None) -> dict[str, 
             "composition": _COMPOSITION,
             "per": "record",
         },
+        "promises": [promise.to_dict() for promise in run.promises],
         "per_person": _per_person(run, releases),
         "publications": [asdict(entry) for entry in entries],
     }

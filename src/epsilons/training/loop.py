@@ -22,7 +22,7 @@ from epsilons.gradients.compile import Clipped
 from epsilons.gradients.isolation import own_generators, seed_generators
 from epsilons.gradients.norms import LossFn, trainable
 from epsilons.journal import SomeKind
-from epsilons.journal.run_entries import recorded_now
+from epsilons.journal.run_entries import phase_end, recorded_now
 from epsilons.noise.grid import GridNoise
 from epsilons.release.ledger import renew_ledger
 from epsilons.runs import CHECKPOINT, Run, publish_plan
@@ -41,7 +41,7 @@ from epsilons.training.interrupt import Interrupted
 from epsilons.training.keys import Streams, destroy_keys, kept_key, new_key
 from epsilons.training.movement import MOVED_BY, Movement
 from epsilons.training.norm_passes import NormPasses
-from epsilons.training.step import taken_step
+from epsilons.training.step import taken_step, without_out
 
 RANGE = 32  # steps charged ahead at most
 CHECKPOINT_SECONDS = 30.0
@@ -108,7 +108,7 @@ class Loop:
             self.state.load(content)
             self._norms_size = content["micro_batch"]
             self.passes.micro_batch = self.state.micro_batch
-            if self.state.step > charged:
+            if self.state.step > self.journal.next_step:
                 raise ValueError(
                     f"{self.run.path} has a checkpoint of step {self.state.step} and a journal "
                     f"with {charged} steps charged: it was copied while a process was writing to "
@@ -117,7 +117,7 @@ class Loop:
             old = self._streams(content["streams"])
         step = self.state.step
         self._released = max(step, self.releases.count)
-        if charged == step:
+        if step >= charged:
             self.releases.begin(step)  # nothing beyond the checkpoint can have been released
         if not self.releases.known_from(step) or (old is None and self.releases.has(step)):
             self._renew()
@@ -137,6 +137,9 @@ class Loop:
         False if it was charged before and has to be charged again first.
         """
         step = self.state.step
+        if step == self.journal.steps_charged != self.journal.next_step:
+            self._pass_over(self.journal.next_step)
+            return False
         if self._what_is_trained() != self._trained:
             raise ValueError(
                 f"before step {step} the loop changed which parameters are trained, or which the "
@@ -146,7 +149,7 @@ class Loop:
             if self._replaying and not self.releases.has(step):
                 self._take_key(self.journal.restarts)
             self._refresh(step)
-            if step == self.journal.steps_charged:
+            if step == self.journal.next_step:
                 self.journal.charge(step, self._range_end(step, last))
             began = time.monotonic()
             try:
@@ -162,6 +165,13 @@ class Loop:
         if self.state.step == self._range_end(step, last) + 1:
             self._flush()
         return True
+
+    def _pass_over(self, step: int) -> None:
+        """Go on at `step`: repeated steps took the place of those before it."""
+        self._flush()
+        self.state.step = step
+        self.releases.begin(step)
+        self._save()
 
     def present(self) -> Step:
         """The step that was taken last."""
@@ -226,6 +236,9 @@ class Loop:
     def _step(self, step: int) -> None:
         state, phase = self.state, self.plan.phase(step)
         indices, batch = self.batches.take(state.streams, step)
+        bounds = self._bounds(step, indices, phase.max_grad_norm)
+        if self.plan.clipping == "filtered":
+            indices, batch, bounds = without_out(indices, batch, bounds)
         if batch is not None:
             batch = to_device(batch, self.where)
         if len(state.followed):
@@ -243,7 +256,7 @@ class Loop:
                 batch,
                 phase,
                 noise=noise,
-                bounds=self._bounds(indices, phase.max_grad_norm),
+                bounds=bounds,
                 micro_batch=self.passes.micro_batch,
                 compile=self.passes.compiled,
             )
@@ -257,23 +270,29 @@ class Loop:
         self.passes.note_non_finite(step, indices.numpy()[~np.isfinite(found)])
         if self.plan.clipping == "max" and self._norms_step == step and not self.journal.random:
             same = self._norms_size == state.micro_batch
-            self._expect_charged(step, indices.numpy(), found, same=same)
+            self._expect_charged(step, indices.numpy(), found, bounds, same=same)
         if self._records_sampled():
             state.sampled_norms.add(step, indices.numpy(), found)
         if len(state.followed):
             state.followed_norms.add(step, state.followed.numpy(), followed)
 
     def _expect_charged(
-        self, step: int, indices: NDArray[np.int64], norms: NDArray[np.float64], *, same: bool
+        self,
+        step: int,
+        indices: NDArray[np.int64],
+        norms: NDArray[np.float64],
+        bounds: float | Tensor,
+        *,
+        same: bool,
     ) -> None:
         """Note it if an example may have added more to this step than was charged just before.
 
         `same`: its pass was of the shape of the refresh.
         """
         assert self.norms is not None
-        bound = self.plan.phase(step).max_grad_norm
-        added = np.where(np.isfinite(norms), np.minimum(norms, bound), 0.0)
-        charged = np.nan_to_num(self.norms[indices], nan=bound)
+        bound, own = self.plan.phase(step).max_grad_norm, np.asarray(bounds)
+        added = np.where(np.isfinite(norms), np.minimum(norms, own), 0.0)
+        charged = np.fmin(self.norms[indices], own)
         more = (added > charged * (1 + _ROUNDING) + _ROUNDING**2 * bound).any()
         if more or (not same and self.journal.kind != "estimate"):
             self.journal.record_random("norms", step)
@@ -284,10 +303,12 @@ class Loop:
             return False
         return self.plan.refresh_every != 1 or bool(self.journal.random)
 
-    def _bounds(self, indices: Tensor, bound: float) -> float | Tensor:
+    def _bounds(self, step: int, indices: Tensor, bound: float) -> float | Tensor:
         """Clip bounds of the drawn examples, or the common one."""
         if self.plan.clipping == "none":
             return float("inf")
+        if self.plan.budgets:
+            return torch.from_numpy(self.journal.bounds(step, indices.numpy()))
         if self.plan.clipping == "max":
             return bound
         assert self.norms is not None  # thresholds are refreshed at step 0
@@ -296,7 +317,7 @@ class Loop:
 
     def _range_end(self, step: int, last: int) -> int:
         """The last step of the range that begins at `step`: within one refresh and phase."""
-        end = min(step - step % RANGE + RANGE, last, self.plan.phase(step).end)
+        end = min(step - step % RANGE + RANGE, last, phase_end(self.journal, step))
         return next((t for t in range(step + 1, end) if self.plan.refresh_due(t)), end) - 1
 
     def _flush(self) -> None:
