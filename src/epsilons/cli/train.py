@@ -15,6 +15,7 @@ from epsilons.cli.show import (
     parts_line,
     person_line,
     print_epsilons,
+    promise_lines,
     sums_line,
     warn_of_delta,
 )
@@ -59,7 +60,10 @@ def print_run(path: Path, carry_out: Callable[[], Run]) -> None:
         epsilons = run.epsilons()
         private = [*accuracy_line(run.test), *owner_lines(run, epsilons)]
         print_epsilons(
-            console, epsilons, [*parts_line(run), person_line(run), *sums_line(run)], private
+            console,
+            epsilons,
+            [*parts_line(run), *promise_lines(run), person_line(run), *sums_line(run)],
+            private,
         )
     except KeyboardInterrupt as stopped:
         stopped.args = (f"{str(stopped) or 'stopped'}: {_way_on(path)}",)

@@ -102,6 +102,18 @@ class Cost:
         return _releases(self.units, self.draws)
 
 
+def reserved(epsilon: float, delta: float) -> Releases:
+    """What a plan sets aside for publications of (ε, δ) together: its reserve_mu and distance.
+
+    `epsilon`, `delta`: as for `Cost.of`. ValueError where they leave room for no noise.
+
+    >>> round(reserved(0.1, 1e-5).mu, 5)
+    0.03252
+    """
+    units = Cost.of(epsilon, delta, draws=1).units
+    return Releases(math.nextafter(_releases(units, 1).mu, math.inf), _ROOM * DISTANCE)
+
+
 @dataclass(frozen=True)
 class Entry:
     """One line of the ledger; `answer` is None while it is charged and not yet drawn.

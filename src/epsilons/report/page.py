@@ -62,6 +62,7 @@ def render_report(found: Findings) -> str:
         eps=eps,
         guess=sentences.guess(found.total, eps.delta),
         per_person=sentences.per_person(found.persons),
+        promised=sentences.promised([(one.budget, one.epsilon) for one in found.promises]),
         sure=sentences.sure(found),
         kind=sentences.KINDS[eps.kind],
         gap=sentences.gap(found.main) if found.main else "",
