@@ -17,6 +17,8 @@ def append_charge(chain: Chain, plan: Plan, first: int, last: int, *, anchored: 
     newest, charged = latest_entry(chain, "charge"), steps_charged(chain)
     if newest is not None and (newest.facts["first"], newest.facts["last"]) == (first, last):
         return
+    if first in (charged, next_step(chain, plan)):
+        _expect_promised(chain, plan, first, last)
     if first != next_step(chain, plan) or last < first:
         raise ValueError(f"steps {first} to {last} don't follow the {charged} charged so far")
     if not plan.endless and last >= plan.steps:
@@ -25,11 +27,6 @@ def append_charge(chain: Chain, plan: Plan, first: int, last: int, *, anchored: 
         raise ValueError(f"steps {first} to {last} are of two phases; charge them apart")
     if any(plan.refresh_due(step) for step in range(first + 1, last + 1)):
         raise ValueError(f"steps {first} to {last} cross a refresh; charge them apart")
-    if last >= (end := phase_end(chain, plan, first)):
-        raise ValueError(
-            f"steps {first} to {last} are more than was promised: repeated steps take the place of "
-            f"the last ones of a phase; charge up to step {end - 1}, then from journal.next_step on"
-        )
     recorded = chain.last("refresh", "sampled") is not None
     if plan.clipping == "filtered" and refresh_in_force(chain, first) is None:
         raise ValueError(
@@ -63,6 +60,16 @@ def steps_charged(chain: Chain) -> int:
     if last is None:
         return 0
     return int(last.facts["step"] if last.kind == "restart" else last.facts["last"] + 1)
+
+
+def _expect_promised(chain: Chain, plan: Plan, first: int, last: int) -> None:
+    end = phase_end(chain, plan, first)
+    if end <= last and end < plan.phase(first).end:
+        raise ValueError(
+            f"steps {first} to {last} are more than was promised: repeated steps take the place of "
+            f"the last ones of a phase. Charge none from step {end} on, and go on at "
+            "journal.next_step"
+        )
 
 
 def next_step(chain: Chain, plan: Plan) -> int:

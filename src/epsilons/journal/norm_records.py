@@ -18,7 +18,13 @@ from epsilons.accounting.holding import HOLDS, NEVER, Hold
 from epsilons.accounting.margins import phases_of_norms
 from epsilons.accounting.plan import Phase, Plan
 from epsilons.journal.chain import Chain, Entry
-from epsilons.journal.charges import latest_entry, phase_constants, refresh_in_force, steps_charged
+from epsilons.journal.charges import (
+    latest_entry,
+    next_step,
+    phase_constants,
+    refresh_in_force,
+    steps_charged,
+)
 from epsilons.journal.intervals import (
     Intervals,
     SampledNorms,
@@ -56,7 +62,7 @@ def append_all(chain: Chain, opening: Opening, step: int, norms: ArrayLike) -> N
     again = last is not None and last.facts["step"] == step
     if last is not None and again and chain.norms(last.number) == row:
         return
-    if again or step != charged:
+    if again or step != next_step(chain, plan):
         raise ValueError(
             f"norms of step {step} can't be recorded with {charged} steps charged: "
             "norms of all examples are recorded once, before their step is charged"

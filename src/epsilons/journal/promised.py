@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,7 +23,8 @@ from epsilons.accounting.promises import Promise
 _WRITTEN = ("epsilon", "basis", "budget", "share", "order")
 
 
-class Promised(NamedTuple):
+@dataclass(frozen=True, eq=False, repr=False)
+class Promised:
     """The promises of a run, by budget, and whose they are.
 
     `prices[k][b]` (levels + 1,): of a filter, what a step of phase k costs at each level with
