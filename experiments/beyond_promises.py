@@ -57,12 +57,16 @@ class Setting:
 _DIGITS = Setting(
     budgets=(1, 2, 4), sample_rate=0.2, steps=150, delta=1e-4, refresh_every=10,
     seeds=tuple(range(1, 11)),
-    tuned={"1": (0.5, 2.0), "2": (0.25, 2.0), "4": (0.5, 2.0), "scale": (0.5, 4.0), "fz": (4.0, 2.0)},
+    tuned={
+        "1": (0.5, 2.0), "2": (0.25, 2.0), "4": (0.5, 2.0), "scale": (0.5, 4.0), "fz": (4.0, 2.0),
+    },
 )  # fmt: skip
 _MNIST = Setting(
     budgets=(1, 2, 4), sample_rate=0.05, steps=400, delta=1e-5, refresh_every=20,
     seeds=(1, 2, 3, 4, 5),
-    tuned={"1": (1.0, 4.0), "2": (0.5, 4.0), "4": (1.0, 4.0), "scale": (1.0, 8.0), "fz": (4.0, 4.0)},
+    tuned={
+        "1": (1.0, 4.0), "2": (0.5, 4.0), "4": (1.0, 4.0), "scale": (1.0, 8.0), "fz": (4.0, 4.0),
+    },
 )  # fmt: skip
 _ADULT = Setting(
     budgets=(1, 4), sample_rate=1024 / 32561, steps=600, delta=1e-5, refresh_every=20,

@@ -40,6 +40,7 @@ from epsilons.training import correct_class, fit, supervised
 from epsilons.training.environment import usable_device
 from epsilons.training.inspection import inspect_start
 from epsilons.training.norm_passes import PASS_BATCH
+from epsilons.training.owners import Unit, unit_of
 from epsilons.training.run_folder import begin_run
 
 DEMO_EPSILON = 4.0
@@ -88,18 +89,20 @@ def train(settings: Settings, out: str | os.PathLike[str]) -> Run:
         plan = (
             _plan_with_median(settings, model, data, out)
             if settings.max_grad_norm == "median"
-            else settings.plan(len(data.examples), reserve=_reserve(settings))
+            else settings.plan(_count(settings, data), reserve=_reserve(settings))
         )
+        unit = _unit(settings, plan, data)
         run = begin_run(
             out,
             plan,
             model,
-            _loss(settings),
-            data.train,
-            examples=data.examples,
+            unit.loss_fn,
+            unit.train,
+            examples=unit.examples,
             seed=settings.seed,
             randomness=Randomness.of_fit(settings.seed),
-            micro_batch=settings.micro_batch,
+            micro_batch=unit.micro_batch,
+            collate_fn=unit.collate_fn,
         )
         _store(run, settings, data, base)
     return _carried_out(run, settings, data, model)
@@ -297,10 +300,16 @@ def _plan_with_median(settings: Settings, model: nn.Module, data: Data, out: Pat
     """
     cost = median_cost(settings.median_epsilon, settings.median_delta).releases
     # refused before anything is paid for
-    plan = settings.plan(len(data.examples), 1.0, cost, _reserve(settings))
-    expect_planned(plan, data.examples)
-    inspect_start(model, _loss(settings), data.train)
-    norms = gradient_norms(model, _loss(settings), data.train, batch_size=PASS_BATCH)
+    plan = settings.plan(_count(settings, data), 1.0, cost, _reserve(settings))
+    unit = _unit(settings, plan, data)
+    inspect_start(model, unit.loss_fn, unit.train, collate_fn=unit.collate_fn)
+    norms = gradient_norms(
+        model,
+        unit.loss_fn,
+        unit.train,
+        batch_size=max(1, PASS_BATCH // plan.records_at_once),
+        collate_fn=unit.collate_fn,
+    )
     private_folder(out / "private")
     with Budget.of_run(out) as budget:
         try:
@@ -324,6 +333,22 @@ def _optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimizer:
         raise ValueError(f"momentum goes with optimizer = 'sgd', not {settings.optimizer!r}")
     kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
     return kind(model.parameters(), **options)
+
+
+def _count(settings: Settings, data: Data) -> int:
+    """How many examples the run has: records, or owners of records."""
+    if settings.unit == "record" or data.examples.owners is None:
+        return len(data.examples)
+    return len(np.unique(data.examples.owners))
+
+
+def _unit(settings: Settings, plan: Plan, data: Data) -> Unit:
+    """Data set and loss by what the plan counts; ValueError unless they are what it speaks of."""
+    unit = unit_of(
+        plan, data.train, _loss(settings), data.examples, micro_batch=settings.micro_batch
+    )
+    expect_planned(plan, unit.examples or data.examples)
+    return unit
 
 
 def _loss(settings: Settings) -> Callable[[nn.Module, Any], torch.Tensor]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from epsilons.accounting.individual import METHODS
-from epsilons.accounting.plan import Plan
+from epsilons.accounting.plan import Plan, Unit
 from epsilons.accounting.printed import epsilon_text, percent_text
 from epsilons.accounting.sums import NOT_COVERED, Sums
 from epsilons.cli.show import kept_by, warn_of_delta
@@ -19,7 +19,7 @@ RESERVE_DELTA = 1e-5
 
 
 def plan(
-    n: Annotated[int, typer.Option(help="Number of training examples.")],
+    n: Annotated[int, typer.Option(help="Number of training examples, or of their owners.")],
     batch_size: Annotated[int, typer.Option(help="Expected batch size.")],
     epochs: Annotated[float, typer.Option(help="Passes over the data.")],
     delta: Annotated[float, typer.Option(help="δ of the guarantee.")],
@@ -35,6 +35,9 @@ def plan(
         float | None, typer.Option(help="ε at δ = 1e-5 set aside for publications, with budgets.")
     ] = None,
     sums: Annotated[Sums, typer.Option(help="Sums over examples: float64 or float32.")] = "float64",
+    unit: Annotated[
+        Unit, typer.Option(help="What n and the batch size count: record or owner.")
+    ] = "record",
 ) -> None:
     """The least noise that meets a worst-case ε, and what it gives (needs nobody's data).
 
@@ -68,12 +71,14 @@ def plan(
     warn_of_delta(delta, n)
     console = Console(highlight=False)
     console.print(
-        f"sampling rate {found.sample_rate:.6g}, {found.steps} steps, δ = {delta:g}, ε per record"
+        f"sampling rate {found.sample_rate:.6g}, {found.steps} steps, δ = {delta:g}, "
+        f"ε per {'person' if unit == 'owner' else 'record'}"
     )
     console.print(table)
     times = len(found.refresh_steps)
     console.print(
-        f"gradient norms of all examples are refreshed {times} time{'' if times == 1 else 's'} "
+        f"gradient norms of all {'owners' if unit == 'owner' else 'examples'} are refreshed "
+        f"{times} time{'' if times == 1 else 's'} "
         f"unless said otherwise (refreshes_per_epoch), which takes at most "
         f"{percent_text(found.refresh_share, 0)} of the run's time",
         soft_wrap=True,

@@ -59,12 +59,8 @@ def print_run(path: Path, carry_out: Callable[[], Run]) -> None:
         console = Console(highlight=False)
         epsilons = run.epsilons()
         private = [*accuracy_line(run.test), *owner_lines(run, epsilons)]
-        print_epsilons(
-            console,
-            epsilons,
-            [*parts_line(run), *promise_lines(run), person_line(run), *sums_line(run)],
-            private,
-        )
+        public = [*parts_line(run), *promise_lines(run), person_line(run), *sums_line(run)]
+        print_epsilons(console, epsilons, public, private, run.plan.per)
     except KeyboardInterrupt as stopped:
         stopped.args = (f"{str(stopped) or 'stopped'}: {_way_on(path)}",)
         raise

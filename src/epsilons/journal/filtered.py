@@ -99,7 +99,7 @@ class Filter:
     def _of(self, number: int, segment: Segment) -> NDArray[np.int64]:
         key = number, segment._replace(charged=0)
         if self._levels is None or self._levels[0] != key:
-            norms = norms_of_entry(self._chain, segment.refresh, self._examples)
+            norms = norms_of_entry(self._chain, self._opening, segment.refresh, self._examples)
             self._levels = key, self._chosen(segment, norms)
         return self._levels[1]
 

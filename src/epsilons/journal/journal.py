@@ -74,18 +74,20 @@ class Journal(PricedRecords):
         """A new journal at `path`, mode 0600, for a run of `plan`; ValueError if a file is there.
 
         `ids` (n,) name the examples in data set order, by default 0 to n − 1. `margin`: what
-        `record` adds to norms, by default enough for any model; see `Margin`. `columns`: owners,
-        groups and digests of the examples (see `examples.packed`). `budgets` (n,): which of the
-        plan's each example has; it may be left out where there is one. `random_loss`: the loss is
-        random (dropout); `random_data`: the data set returns an example differently each time
-        (augmentation). Either makes norms of a refresh differ from those of the step; if it is
-        found out later, `record_random` appends it. `batch_invariant`: what an example adds to a
-        sum was tested not to depend on its batch, to the last bit
+        `record` adds to norms, by default enough for any model; TypeError unless a `Margin`.
+        `columns`: owners, groups and digests of the examples (see `examples.packed`). `budgets`
+        (n,): which of the plan's each example has; it may be left out where there is one.
+        `random_loss`: the loss is random (dropout); `random_data`: the data set returns an example
+        differently each time (augmentation). Either makes norms of a refresh differ from those of
+        the step; if it is found out later, `record_random` appends it. `batch_invariant`: what an
+        example adds to a sum was tested not to depend on its batch, to the last bit
         (`training.steps_are_batch_invariant`); else floating-point effects of the sum are not
         covered. `anchor`: the file in which the head of the chain is published. `salt`: 32 bytes,
         random by default; given, with the `seed` that is recorded, for reproducible runs.
         `randomness`: the source of noise and coins.
         """
+        if margin is not None and not isinstance(margin, Margin):
+            raise TypeError(f"margin={margin!r}; expected a Margin, as Margin(parameters=1000)")
         names = validated_ids(ids, plan.n)
         assigned = assigned_budgets(plan, budgets)
         facts = opening_facts(

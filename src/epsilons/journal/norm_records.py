@@ -36,6 +36,7 @@ from epsilons.journal.intervals import (
 )
 from epsilons.journal.opening import Opening
 from epsilons.journal.promised import scaled_bounds
+from epsilons.journal.refreshes import append_refresh, refresh_norms, same_norms
 
 SomeKind = Literal["sampled", "followed"]
 """Which examples have norms recorded beside refreshes: those of each batch, or the same ones."""
@@ -57,17 +58,17 @@ def append_all(chain: Chain, opening: Opening, step: int, norms: ArrayLike) -> N
     plan = opening.plan
     # no threshold holds before its refresh
     phases = phases_of_norms(plan, step, before=plan.clipping == "max")
-    row = _charged(opening, _validated_norms(norms, plan.n), phases).tobytes()
+    row = _charged(opening, _validated_norms(norms, plan.n), phases)
     last, charged = latest_entry(chain, "refresh"), steps_charged(chain)
     again = last is not None and last.facts["step"] == step
-    if last is not None and again and chain.norms(last.number) == row:
+    if last is not None and again and same_norms(chain, opening, last.number, row):
         return
     if again or step != next_step(chain, plan):
         raise ValueError(
             f"norms of step {step} can't be recorded with {charged} steps charged: "
             "norms of all examples are recorded once, before their step is charged"
         )
-    chain.append("refresh", {"step": step, **phase_constants(plan.phase(step))}, b"", row)
+    append_refresh(chain, opening, {"step": step, **phase_constants(plan.phase(step))}, row)
 
 
 def append_some(
@@ -106,20 +107,23 @@ def append_some(
     chain.append(kind, facts, *blobs)
 
 
-def norms_of_entry(chain: Chain, number: int, examples: NDArray[np.int64]) -> NDArray[np.float64]:
+def norms_of_entry(
+    chain: Chain, opening: Opening, number: int, examples: NDArray[np.int64]
+) -> NDArray[np.float64]:
     """Norms (m,) of the (ascending) examples in one entry "refresh"."""
     first, span = int(examples[0]), int(examples[-1] - examples[0]) + 1
-    read = np.frombuffer(chain.part_of_norms(number, 8 * first, 8 * span), dtype="<f8")
-    found: NDArray[np.float64] = read[examples - first]
+    found: NDArray[np.float64] = refresh_norms(chain, opening, number, first, span)[
+        examples - first
+    ]
     return found
 
 
-def norms_of_all(chain: Chain, step: int) -> NDArray[np.float64]:
+def norms_of_all(chain: Chain, opening: Opening, step: int) -> NDArray[np.float64]:
     """Norms (n,) of the refresh at `step`; of the latest if a restart repeated it."""
     found = [e for e in chain.entries("refresh") if e.facts["step"] == step]
     if not found:
         raise ValueError(f"no norms were recorded at step {step}")
-    return np.frombuffer(chain.norms(found[-1].number), dtype="<f8")
+    return refresh_norms(chain, opening, found[-1].number)
 
 
 def norms_of_some(
@@ -143,7 +147,7 @@ def clip_bounds(
     chosen = np.asarray(indices, dtype=np.int64)
     bound = np.inf if plan.clipping == "none" else plan.phase(step).max_grad_norm
     refresh = refresh_in_force(chain, step) if plan.clipping == "individual" else None
-    norms = None if refresh is None else norms_of_all(chain, refresh)[chosen]
+    norms = None if refresh is None else norms_of_all(chain, opening, refresh)[chosen]
     return scaled_bounds(opening.promised, chosen, norms, bound, plan.levels)
 
 
@@ -201,14 +205,15 @@ class _Interval:
 
 
 def histories(
-    chain: Chain, plan: Plan, *, chunk: int, sampled: bool, only: ArrayLike | None, hold: Hold
+    chain: Chain, opening: Opening, *, chunk: int, sampled: bool, only: ArrayLike | None, hold: Hold
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
     """Blocks of norms and of the numbers of steps they hold for; see `Journal.histories`."""
+    plan = opening.plan
     intervals, chosen = refresh_intervals(chain, plan), chosen_examples(plan.n, only)
     most, way = _most_sampled(chain, intervals, sampled, chosen), _as_clipped(plan, hold)
     for first in range(0, len(chosen), chunk):
         examples = chosen[first : first + chunk]
-        norms, following = _around(chain, intervals, examples)
+        norms, following = _around(chain, opening, intervals, examples)
         if most.any():
             of_sampled = _sampled_norms(chain, examples)
             yield split_by_sampled_norms(intervals, norms, following, of_sampled, most, way)
@@ -246,7 +251,7 @@ def followed(chain: Chain, plan: Plan) -> tuple[NDArray[np.int64], NDArray[np.fl
 
 
 def _around(
-    chain: Chain, intervals: Intervals, examples: NDArray[np.int64]
+    chain: Chain, opening: Opening, intervals: Intervals, examples: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Norms (intervals, m) of the (ascending) examples in the refresh before and in that after.
 
@@ -261,7 +266,7 @@ def _around(
                 target[row] = intervals.bound[row] if target is norms else norms[row]
                 continue
             if last is None or last[0] != entry:  # mostly the refresh after the row above
-                last = entry, norms_of_entry(chain, entry, examples)
+                last = entry, norms_of_entry(chain, opening, entry, examples)
             target[row] = last[1]
     return norms, following
 

@@ -17,20 +17,24 @@ from epsilons.journal.promised import Promised, promised_facts, read_promised
 from epsilons.randomness import Randomness
 
 # Format 1 (openings without a number): examples and outcomes are files beside the journal.
-# Format 2: they are entries of the chain.
-FORMAT = 2
+# Format 2: they are entries of the chain; the norms of a refresh are one entry.
+# Format 3: the norms of a refresh are entries of `BLOCK` examples each.
+FORMAT = 3
+BLOCK = 65_536
+_MOST_BYTES = 10**9  # SQLite's limit for one value
 
 
 class Opening(NamedTuple):
     """The first entry, parsed; `facts` is its JSON, which has everything but the ids.
 
-    `margin`: None in a journal of an earlier version, whose loop added it to the norms. `promised`:
-    None for a plan without budgets.
+    `margin`: None in a journal of an earlier version, whose loop added it to the norms. `block`:
+    of how many examples one entry has norms, at most. `promised`: None for a plan without budgets.
     """
 
     format: int
     plan: Plan
     margin: Margin | None
+    block: int
     ids: NDArray[Any]
     facts: Mapping[str, Any]
     promised: Promised | None
@@ -43,6 +47,11 @@ def validated_ids(ids: ArrayLike | None, n: int) -> NDArray[Any]:
         raise ValueError(
             f"ids have shape {names.shape} and type {names.dtype}; "
             f"expected {n} numbers or strings, one per example of the plan"
+        )
+    if names.nbytes > _MOST_BYTES:
+        raise ValueError(
+            f"the ids take {names.nbytes / 1e9:.1f} GB and an entry of a journal holds 1 GB; "
+            "give shorter ids, or numbers"
         )
     return names
 
@@ -66,6 +75,7 @@ def opening_facts(
         "format": FORMAT,
         "plan": plan.to_dict(),
         "margin": asdict(margin),
+        "block": BLOCK,
         "id_type": ids.dtype.str,
         "random_loss": random_loss,
         "random_data": random_data,
@@ -93,4 +103,5 @@ def read_opening(chain: Chain) -> Opening:
     ids = np.frombuffer(named[: plan.n * id_type.itemsize], dtype=id_type)
     promised = read_promised(plan, entry.facts, named[ids.nbytes :])
     margin = Margin(**entry.facts["margin"]) if "margin" in entry.facts else None
-    return Opening(number, plan, margin, ids, entry.facts, promised)
+    block = entry.facts.get("block", plan.n)
+    return Opening(number, plan, margin, block, ids, entry.facts, promised)

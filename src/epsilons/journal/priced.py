@@ -5,7 +5,7 @@ Nothing here is written. `Journal` is the whole of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -75,7 +75,7 @@ class PricedRecords:
 
         ValueError if none were.
         """
-        return norm_records.norms_of_all(self._chain, step)
+        return norm_records.norms_of_all(self._chain, self._opening, step)
 
     def histories(
         self,
@@ -95,7 +95,7 @@ class PricedRecords:
         if self.plan.clipping == "filtered":
             return filtered_histories(self._chain, self._opening, chunk=chunk, only=only)
         return norm_records.histories(
-            self._chain, self.plan, chunk=chunk, sampled=sampled, only=only, hold=hold
+            self._chain, self._opening, chunk=chunk, sampled=sampled, only=only, hold=hold
         )
 
     def constants(
@@ -131,30 +131,30 @@ class PricedRecords:
         only: ArrayLike | None = None,
         releases: Releases | None = None,
         hold: Hold = "nearest",
+        progress: Callable[[int], None] | None = None,
+        processes: int = 1,
     ) -> Epsilons:
         """ε of every example for the steps charged so far, in data set order.
 
         `delta`: by default the plan's. `method`: the accountant, `"tight"` (the default), `"rdp"`
         or `"rdp-classic"`. `sampled=False` leaves out norms of sampled examples. `only`: ascending
-        indices of examples; their values are the same as among all, and nothing is computed for the
-        others. `releases`: everything released beside the training; by default the plan's clip
-        bound, as in `worst_case`.
+        indices of examples; their values are those among all, to the last bit, and nothing is
+        computed for the others: machines may share a data set (`Epsilons.joined`). `releases`:
+        everything released beside the training; by default the plan's clip bound and reserve.
 
         `hold`: which record a step without one of its own is charged: the nearest in time, the
         larger of its two neighbours (`"cautious"`) or the one before it (`"previous"`, the
         paper's). By default `values` are by the nearest, and those of an estimate have a second
         reading, `cautious`. What is no estimate is the same for all.
+
+        `progress` is called with the number of examples done. `processes`: how many price them, by
+        default this one alone. More are started afresh and import the caller's script, as always in
+        Python (`if __name__ == "__main__":`).
         """
         return recorded_epsilons.epsilons(
-            self._chain,
-            self._opening,
-            delta,
-            method,
-            sampled=sampled,
-            only=only,
-            releases=releases,
-            hold=hold,
-        )
+            self._chain, self._opening, delta, method, sampled=sampled, only=only,
+            releases=releases, hold=hold, progress=progress, processes=processes,
+        )  # fmt: skip
 
     def followed(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Indices (m,) and norms (charged steps, m) of the followed examples.

@@ -137,7 +137,7 @@ def _check_filtered(chain: Chain, opening: Opening, promised: Promised) -> None:
         spent = np.zeros(len(examples), dtype=np.int64)
         same = not every or charged.tolist() == [len(segment.steps) for segment in every]
         for row, segment in enumerate(every):
-            norms = norms_of_entry(chain, segment.refresh, examples)
+            norms = norms_of_entry(chain, opening, segment.refresh, examples)
             for k, prices in enumerate((promised.prices or ())[segment.phase]):
                 mine = assigned == k
                 levels, bounds = _bounds(opening, segment, norms[mine], spent[mine], prices)

@@ -20,12 +20,19 @@ from epsilons.journal.chain import Chain
 from epsilons.journal.charges import charged_counts
 from epsilons.journal.filtered import filtered_constants, filtered_histories
 from epsilons.journal.intervals import chosen_examples
-from epsilons.journal.norm_records import followed, histories, refresh_intervals, row_constants
+from epsilons.journal.norm_records import (
+    Constants,
+    followed,
+    histories,
+    refresh_intervals,
+    row_constants,
+)
 from epsilons.journal.opening import Opening
 from epsilons.journal.promised import by_share
 
 _ROUNDED: dict[str | None, Kind] = {None: "exact", "up": "bound", "nearest": "estimate"}
-_CHUNK = 4096  # examples at a time: bounds the memory
+# Norms at a time (16 MiB) bound the memory, but for so many rows that it would be few examples.
+_NORMS, _FEWEST = 2**21, 1024
 
 
 def worst_case(
@@ -74,20 +81,44 @@ def epsilons(
     only: ArrayLike | None,
     releases: Releases | None,
     hold: Hold,
+    progress: Callable[[int], None] | None,
+    processes: int,
 ) -> Epsilons:
     """ε of every example, or of the examples `only`; see `Journal.epsilons`."""
     chosen = chosen_examples(opening.plan.n, only)
     let_out = opening.plan.releases if releases is None else releases
-    priced = partial(
-        _priced, chain, opening, delta, method, sampled=sampled, only=chosen, releases=let_out
-    )
     worth = kind(chain, opening, sampled=sampled)
-    found = dataclasses.replace(priced(hold=hold), kind=worth)
-    if worth != "estimate" or hold != "nearest":
+    readings: tuple[Hold, ...] = (hold,)
+    if worth == "estimate" and hold == "nearest":
+        readings = ("nearest", "cautious")
+    priced = [
+        _priced(
+            chain,
+            opening,
+            delta,
+            method,
+            sampled=sampled,
+            only=chosen,
+            releases=let_out,
+            hold=reading,
+            progress=_share(progress, k * len(chosen), len(readings)),
+            processes=processes,
+        )
+        for k, reading in enumerate(readings)
+    ]
+    found = dataclasses.replace(priced[0], kind=worth)
+    if len(readings) == 1:
         return found
     # larger norms cost more, but for what the accountant adds for its own approximations
-    cautious = np.maximum(priced(hold="cautious").values, found.values)
+    cautious = np.maximum(priced[1].values, found.values)
     return dataclasses.replace(found, cautious=cautious)
+
+
+def _share(
+    progress: Callable[[int], None] | None, before: int, readings: int
+) -> Callable[[int], None] | None:
+    """What to call in one of several `readings`, so that `progress` counts each example once."""
+    return None if progress is None else lambda done: progress((before + done) // readings)
 
 
 def _priced(
@@ -100,36 +131,51 @@ def _priced(
     only: NDArray[np.int64],
     releases: Releases,
     hold: Hold,
+    progress: Callable[[int], None] | None,
+    processes: int,
 ) -> Epsilons:
     """ε of the norms by one way to hold them; its kind is not the journal's yet."""
     plan = opening.plan
-    how = _how(chain, plan, delta, method, releases)
+    how = {**_how(chain, plan, delta, method, releases), "processes": processes}
     if plan.clipping == "filtered":
         constants = filtered_constants(chain, plan)
         found = composed_epsilons(
-            filtered_histories(chain, opening, chunk=_CHUNK, only=only),
+            filtered_histories(chain, opening, chunk=_chunk(constants), only=only),
             sample_rate=constants.sample_rate,
             noise_std=constants.noise_std,
             max_grad_norm=constants.bound,
             rounding="up",  # bounds are levels, and 0 is no level that anything is charged for
+            progress=progress,
             **how,
         )
         return _within_promises(opening, found, only, releases, partial(_worst, chain, plan, how))
 
-    def part(where: NDArray[np.int64], share: float) -> Epsilons:
+    def part(where: NDArray[np.int64], share: float, before: int) -> Epsilons:
         some = only[where]
         constants = row_constants(chain, plan, sampled=sampled, only=some, hold=hold)
+        chunk = _chunk(constants)
         return composed_epsilons(
-            histories(chain, plan, chunk=_CHUNK, sampled=sampled, only=some, hold=hold),
+            histories(chain, opening, chunk=chunk, sampled=sampled, only=some, hold=hold),
             sample_rate=constants.sample_rate,
             noise_std=constants.noise_std,
             max_grad_norm=constants.bound * share,
             rounding=plan.rounding,
             clipping=plan.clipping,
+            progress=_after(progress, before),
             **how,
         )
 
     return _joined(opening, only, part, partial(_worst, chain, plan, how))
+
+
+def _chunk(constants: Constants) -> int:
+    """How many examples at a time bound the memory."""
+    return max(_FEWEST, _NORMS // max(1, len(constants.bound)))
+
+
+def _after(progress: Callable[[int], None] | None, before: int) -> Callable[[int], None] | None:
+    """What to call after so many examples of other parts."""
+    return None if progress is None else lambda done: progress(before + done)
 
 
 def _how(
@@ -148,11 +194,13 @@ def _how(
 def _joined(
     opening: Opening,
     examples: NDArray[np.int64],
-    part: Callable[[NDArray[np.int64], float], Epsilons],
+    part: Callable[[NDArray[np.int64], float, int], Epsilons],
     worst: Callable[[], float],
 ) -> Epsilons:
     """ε of all `examples` from those of each part, which has levels of its own bound."""
-    parts = [(w, part(w, share)) for w, share in by_share(opening.promised, examples)]
+    parts: list[tuple[NDArray[np.int64], Epsilons]] = []
+    for where, share in by_share(opening.promised, examples):
+        parts.append((where, part(where, share, sum(len(w) for w, _ in parts))))
     if opening.promised is None:
         return parts[0][1]
     values = np.empty(len(examples))
@@ -184,7 +232,7 @@ def followed_epsilons(
     chosen, norms = followed(chain, plan)
     how = _how(chain, plan, delta, method, plan.releases)
 
-    def part(where: NDArray[np.int64], share: float) -> Epsilons:
+    def part(where: NDArray[np.int64], share: float, _before: int) -> Epsilons:
         return composed_epsilons(
             [(norms[:, where], np.ones(len(norms), dtype=np.int64))],
             sample_rate=intervals.sample_rate[row],

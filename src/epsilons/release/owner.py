@@ -51,8 +51,9 @@ class Statement:
     `kind` and `method`: as of the run's ε's. `releases`: how many publications and clip bounds are
     in the figures. `randomness`: where noise and coins came from. `sums_covered`: whether
     floating-point effects of sums are within what is charged. `training_worst_case`: ε of one
-    record without releases. `records`: each of the owner's. `promised`: ε of all the owner's
-    records together that this run promised before training; None for a plan without budgets.
+    record without releases. `records`: each of the owner's. `unit`: the plans'; where it is
+    `"owner"`, the only one of `records` stands for all that the owner has. `promised`: ε of all the
+    owner's records together that this run promised before training; None without budgets.
     """
 
     owner: str
@@ -73,6 +74,7 @@ class Statement:
     others: tuple[str, ...] = ()
     unmatched: int = 0
     elsewhere: int = 0
+    unit: str = "record"
     promised: float | None = None
 
     @property
@@ -91,6 +93,11 @@ class Statement:
         return detection(self.own_guarantee, self.delta)
 
     @property
+    def together(self) -> bool:
+        """Whether the figures are those of several records together."""
+        return self.unit == "owner" or len(self.records) > 1
+
+    @property
     def along_trajectory(self) -> float:
         """The bound of `guarantee` along the trajectory observed: not a guarantee."""
         return detection(self.individual, self.delta)
@@ -103,7 +110,7 @@ class Statement:
     def to_dict(self) -> dict[str, Any]:
         """The statement as plain values, for JSON; an ε without a bound is None."""
         fields = asdict(self)
-        fields["per"] = "person" if len(self.records) > 1 else "record"
+        fields["per"] = "person" if self.together else "record"
         fields["randomness"]["secret"] = self.randomness.secret
         fields["detection"] = {
             "false_alarms": FALSE_ALARMS,
@@ -145,7 +152,7 @@ def owner_statement(
             alone[some] = training.epsilons(at_places, at).values
     worst = added.worst_case(at)
     worst_together, together = worst, float(found[0])
-    if len(rows) + elsewhere > 1:
+    if run.plan.unit == "record" and len(rows) + elsewhere > 1:
         worst_together = chain_rule([added.worst_case] * (len(rows) + elsewhere), at)
     if len(rows) > 1:
         # Small ε's first: each weighs on the δ's of those after it.
@@ -180,6 +187,7 @@ def owner_statement(
         others=tuple(str(one.path) for one in others),
         unmatched=len(rows) - len(in_all),
         elsewhere=elsewhere,
+        unit=run.plan.unit,
         promised=promised,
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from epsilons.accounting.plan import Plan
 from epsilons.accounting.printed import epsilon_text
 from epsilons.accounting.results import small_bound
 from epsilons.analysis import (
@@ -84,7 +85,7 @@ def promised(budgets: Sequence[tuple[float, float]]) -> str:
     """What was promised, by budget, beside the worst case; empty if there are no budgets.
 
     >>> promised([(1, 1.0), (4, 3.9999)])
-    'Promised before training, whatever a record contains: ε = 1.000 to whoever has the budget 1, ε = 4.000 to whoever has the budget 4. The worst case is the largest promise.'
+    'Promised before training, whatever someone’s data are: ε = 1.000 to whoever has the budget 1, ε = 4.000 to whoever has the budget 4. The worst case is the largest promise.'
     """  # noqa: E501
     if not budgets:
         return ""
@@ -93,8 +94,16 @@ def promised(budgets: Sequence[tuple[float, float]]) -> str:
         for budget, epsilon in budgets
     )
     return (
-        f"Promised before training, whatever a record contains: {said}. The worst case is the "
+        f"Promised before training, whatever someone’s data are: {said}. The worst case is the "
         "largest promise."
+    )
+
+
+def drawn_together(plan: Plan) -> str:
+    """Why the guarantee is per person where the plan's unit is an owner."""
+    return (
+        f"One coin drew a person with all their records, at most {plan.max_records_per_owner}, and "
+        "the sum of their gradients was clipped: so it holds for all records of a person together."
     )
 
 

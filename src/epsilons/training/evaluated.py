@@ -21,10 +21,11 @@ class EvaluatedTraining(PrivateTraining):
     test_examples: Examples | None = None
 
     def outcomes(self, data: Dataset[Any]) -> Outcomes:
-        """Losses and correctness of every example of `data` now."""
+        """Losses and correctness of every record of `data` now."""
+        _, loss_fn, collate_fn = self._unit.given
         return outcomes(
-            self._model, self._loss_fn, self.correct_fn, data, self._where, self._collate_fn,
-            at_a_time=min(AT_A_TIME, self._micro_batch or AT_A_TIME),
+            self._model, loss_fn, self.correct_fn, data, self._where, collate_fn,
+            at_a_time=min(AT_A_TIME, self._unit.micro_batch or AT_A_TIME),
         )  # fmt: skip
 
     def _before_sealing(self) -> None:
@@ -32,5 +33,5 @@ class EvaluatedTraining(PrivateTraining):
         if self.test is not None:
             names = self.test_examples or Examples.numbered(len(self.test))  # type: ignore[arg-type]
             held_out = names.with_outcomes(*self.outcomes(self.test))
-        losses, correct = self.outcomes(self._train)
+        losses, correct = self._unit.outcomes(*self.outcomes(self._unit.given[0]))
         self.run.record_outcomes(losses, correct, held_out)

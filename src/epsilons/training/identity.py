@@ -23,6 +23,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from epsilons.accounting.plan import Plan
 from epsilons.examples import Examples
+from epsilons.training.owners import OwnedRecords
 
 LOSS = "loss_fn"  # a change of it is warned of, the others are refused
 _OF_PROMISES = {"budgets", "pace", "slack", "order", "reserve_mu", "reserve_distance"}
@@ -113,6 +114,8 @@ def data_digest(data: Dataset[Any]) -> str:
     """
     if isinstance(data, TensorDataset):
         return _digest(_bytes(tensor) for tensor in data.tensors)
+    if isinstance(data, OwnedRecords):
+        return _digest([data_digest(data.records).encode(), data.owner.tobytes()])
     n = len(data)  # type: ignore[arg-type]
     first, second = _probed(data, n), _probed(data, n)
     return first if first == second else f"{n} examples, drawn anew at each look"
@@ -129,10 +132,14 @@ def record_digests(data: Dataset[Any]) -> NDArray[np.bytes_] | None:
     """(n,) what each record is known by, whatever its id: 128 bits of SHA-256 in hexadecimal.
 
     Over type, shape and content of the record's tensors in order, so that a record has the same
-    digest in every data set that gives it as the same tensors. None for a data set that gives an
+    digest in every data set that gives it as the same tensors. An owner's is made of those of their
+    records. None for a data set that gives an
     example differently at each access. To be kept private: who can guess a record can
     compute its digest.
     """
+    if isinstance(data, OwnedRecords):
+        single = record_digests(data.records)
+        return None if single is None else data.combined_digests(single)
     n = len(data)  # type: ignore[arg-type]
     if not isinstance(data, TensorDataset) and _probed(data, n) != _probed(data, n):
         return None

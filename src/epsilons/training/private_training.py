@@ -49,7 +49,8 @@ from epsilons.training.identity import LOSS, identity, loss_identity
 from epsilons.training.interrupt import interruptible
 from epsilons.training.loop import Loop, Step
 from epsilons.training.memory import halved
-from epsilons.training.norm_passes import NormPasses
+from epsilons.training.norm_passes import PASS_BATCH, NormPasses
+from epsilons.training.owners import unit_of
 from epsilons.training.run_folder import (
     begin_run,
     end_sealed,
@@ -77,9 +78,10 @@ class PrivateTraining:
     its weights are loaded.
     `scheduler`: stepped after every step. `state`: further objects with `state_dict` and
     `load_state_dict` that checkpoints keep (averaged weights, a scheduler that the body steps).
-    `examples`: names of the training examples (ids, owners, groups); by default 0 to n − 1.
+    `examples`: names of the training examples (ids, owners, groups); by default 0 to n − 1. With
+    `plan.unit="owner"` the examples of the run are their owners, and `train` has all their records.
     `seed`: sampling and noise can be reproduced, and are no secret; by default they are secret.
-    `device`: where the model is put; by default where it is. `micro_batch`: the most examples in a
+    `device`: where the model is put; by default where it is. `micro_batch`: the most records in a
     pass; halved when memory runs out. `collate_fn`, `num_workers`: as for a `DataLoader`.
     `follow`: so many random examples have their norms recorded at every step, for comparison.
     `max_epsilon`: the run ends before its worst case would exceed it.
@@ -133,13 +135,14 @@ class PrivateTraining:
         where = usable_device(device) if device is not None else next(model.parameters()).device
         model.to(where)
         check_all_trained(model, optimizer)
-        names = named(examples, plan, train)
+        self._unit = unit = unit_of(plan, train, loss_fn, examples, collate_fn, micro_batch)
+        names = named(unit.examples, plan, unit.train)
         if follow > plan.n:
             raise ValueError(f"follow={follow}; expected at most the {plan.n} examples of the data")
         path = Path(out).absolute()  # the body may change the working directory
 
         with own_generators(where, seed=0), needing_room(path, _GO_ON.format(path)):
-            me = identity(plan, model, optimizer, train, names)
+            me = identity(plan, model, optimizer, unit.train, names)
             me[LOSS] = loss_identity(loss_fn)
             run = reopened_run(path, me, self._seed, may_be_finished=True)
             self._resumed = run is not None
@@ -149,26 +152,24 @@ class PrivateTraining:
                         path,
                         plan,
                         model,
-                        loss_fn,
-                        train,
-                        examples=examples,
+                        unit.loss_fn,
+                        unit.train,
+                        examples=names,
                         seed=self._seed,
                         randomness=Randomness.of_fit(self._seed),
-                        micro_batch=micro_batch,
-                        collate_fn=collate_fn,
+                        micro_batch=unit.micro_batch,
+                        collate_fn=unit.collate_fn,
                     )
                 except (RuntimeError, MemoryError) as error:
-                    size = most_examples(plan.phase(0), micro_batch)
-                    micro_batch = halved(error, size, "in the checks before training")
+                    size = most_examples(plan.phase(0), unit.micro_batch)
+                    fewer = halved(error, size, "in the checks before training")
+                    self._unit = unit = unit._replace(micro_batch=fewer)
             if recorded_identity(run.journal) is None:
                 record_identity(run.journal, me)
         self.run: Run = run
         """The run folder: plan, journal, examples."""
-        self._model, self._optimizer, self._loss_fn, self._train = model, optimizer, loss_fn, train
+        self._model, self._optimizer, self._num_workers = model, optimizer, num_workers
         self._scheduler, self._kept, self._where = scheduler, tuple(state), where
-        self._micro_batch, self._collate_fn, self._num_workers = (
-            micro_batch, collate_fn, num_workers,
-        )  # fmt: skip
         self._followed = _chosen(plan.n, int(follow), self._seed)
         self._max_epsilon, self._compile = max_epsilon, compile
         self._loop: Loop | None = None  # while it is iterated over
@@ -292,23 +293,25 @@ class PrivateTraining:
         """The loop, at the checkpoint of the run."""
         state = State(
             self._model, self._optimizer, self._scheduler, self._kept, self._followed,
-            self._micro_batch,
+            self._unit.micro_batch,
         )  # fmt: skip
+        unit = self._unit
         passes = NormPasses(
             self.run,
             self._model,
-            self._loss_fn,
-            self._train,
-            micro_batch=self._micro_batch,
-            collate_fn=self._collate_fn,
+            unit.loss_fn,
+            unit.train,
+            batch_size=max(1, PASS_BATCH // self.run.plan.records_at_once),
+            micro_batch=unit.micro_batch,
+            collate_fn=unit.collate_fn,
             num_workers=self._num_workers,
         )
         passes.within_memory(lambda: passes.compile_if(self._compile), 0)
         batches = Batches(
-            self._train, self.run.plan, collate_fn=self._collate_fn, num_workers=self._num_workers
+            unit.train, self.run.plan, collate_fn=unit.collate_fn, num_workers=self._num_workers
         )
         loop = Loop(
-            self.run, state, self._loss_fn, batches, passes, self._seed, self._where,
+            self.run, state, unit.loss_fn, batches, passes, self._seed, self._where,
             environment(self._where, passes.compiled),
         )  # fmt: skip
         self._begun, self._stands = True, None

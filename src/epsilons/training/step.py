@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from epsilons.accounting.margins import Margin
+from epsilons.accounting.persons import expect_drawn_together
 from epsilons.accounting.plan import Phase, Plan
 from epsilons.accounting.sums import pass_size
 from epsilons.gradients.compile import Clipped
@@ -61,6 +62,8 @@ def private_step(
     has one size, by default a little more than the expected batch. ValueError for bounds,
     optimizers and sums that don't fit; `UnsupportedLayer` where no per-example gradient exists.
     """
+    if isinstance(plan, Plan):
+        expect_drawn_together(plan, "this step would clip each record by itself")
     return taken_step(
         model, optimizer, loss_fn, batch, plan, noise=noise, bounds=bounds, micro_batch=micro_batch
     ).norms
