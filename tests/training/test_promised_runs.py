@@ -214,3 +214,29 @@ def test_runs_from_before_there_were_budgets_are_the_same_runs(tmp_path):
     )  # fmt: skip
     assert not {"plan budgets", "plan pace", "budgets of examples"} & me.keys()
     assert isinstance(Plan.from_dict(dataclasses.asdict(trained.plan())), Plan)
+
+
+@pytest.mark.parametrize("clipping", ["max", "filtered"])
+def test_a_person_with_all_their_records_has_one_budget(tmp_path, clipping):
+    """`unit="owner"`: whoever is out is out with all their records."""
+    owners = np.arange(N) // 3
+    own = np.where(owners % 4 == 0, 0.2, 8.0)
+    the_plan = plan(
+        n=20, batch_size=8, unit="owner", max_records_per_owner=3, budgets=(0.2, 8.0),
+        clipping=clipping, levels=1 if clipping == "filtered" else 256, noise_multiplier=1.5,
+        pace=1.0 if clipping == "filtered" else 0.0,
+    )  # fmt: skip
+    names = Examples(ids=np.arange(N), owners=owners, budgets=own)
+    run, weights = run_of(tmp_path / "run", the_plan, names)
+    np.testing.assert_array_equal(run.examples.budgets, own[::3])
+    bounds = run.journal.bounds(3, np.arange(20))
+    assert (bounds[::4] < bounds[1]).all()
+    most = np.array([p.epsilon for p in run.promises])[(run.examples.budgets > 1).astype(int)]
+    assert (run.verify().epsilons.cautious <= most * (1 + 1e-9)).all()
+    if clipping == "filtered":
+        assert (bounds[::4] == 0).all()
+        x, y = trained.data().tensors
+        other = x.clone()
+        other[owners % 4 == 0] = 100.0
+        _, same = run_of(tmp_path / "other", the_plan, names, train=TensorDataset(other, y))
+        assert torch.equal(weights, same)

@@ -162,13 +162,13 @@ def _sections(statement: Statement) -> list[tuple[str, list[str]]]:
 
 def _figures(statement: Statement) -> list[tuple[str, str]]:
     """Everything of the person together first, then the single records."""
-    rows = []
+    rows, first = [], []
     if statement.promised is not None:
         per = "per person" if statement.together else "per record"
-        rows.append((f"{per}: promised ε, before training", epsilon_text(statement.promised)))
+        first = [(f"{per}: promised ε, before training", epsilon_text(statement.promised))]
     if (count := len(statement.records)) > 1:
         together = f"all {count} records together"
-        rows += [
+        rows = [
             (f"per person, {together}: worst case ε", epsilon_text(statement.worst_case)),
             (f"per person, {together}: ε", epsilon_text(statement.individual)),
         ]
@@ -188,6 +188,7 @@ def _figures(statement: Statement) -> list[tuple[str, str]]:
         for record in statement.records:
             rows += _record(record)
     return [
+        *first,
         *rows,
         ("δ", f"{statement.delta:g}"),
         ("kind", statement.kind),
