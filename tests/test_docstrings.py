@@ -18,8 +18,8 @@ PACKAGES = (
     *(
         f"epsilons.{name}"
         for name in (
-            "accounting", "analysis", "data", "gradients", "journal", "models", "noise", "release",
-            "report", "training", "integrations.huggingface", "integrations.lightning",
+            "accounting", "analysis", "audit", "data", "gradients", "journal", "models", "noise",
+            "release", "report", "training", "integrations.huggingface", "integrations.lightning",
             "integrations.opacus",
         )
     ),
