@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +25,8 @@ from epsilons.gradients.isolation import own_generators, seed_generators
 from epsilons.gradients.norms import LossFn, trainable
 from epsilons.journal import SomeKind
 from epsilons.journal.run_entries import recorded_now
-from epsilons.noise.grid import GridNoise
+from epsilons.noise.grid import GridNoise, Noise
+from epsilons.noise.keystream import Keystream
 from epsilons.release.ledger import renew_ledger
 from epsilons.runs import CHECKPOINT, Run, publish_plan
 from epsilons.training.batches import Batches
@@ -71,6 +74,13 @@ class Step:
         return self.run.journal.worst_case()
 
 
+class Played(NamedTuple):
+    """What an audit puts around or in place of a run's own coins and noise."""
+
+    noise: Callable[[Noise], Noise]
+    sampling: Callable[[Keystream], Keystream] = lambda own: own
+
+
 @dataclass
 class Loop:
     """One run being carried out."""
@@ -83,6 +93,7 @@ class Loop:
     seed: int | None
     where: torch.device
     environment: dict[str, str]
+    played: Played | None = None
     refresh_seconds: float = 0.0
     spent: dict[str, float] = field(default_factory=lambda: {"refresh": 0.0, "step": 0.0})
 
@@ -232,7 +243,10 @@ class Loop:
             followed = self.passes.of_some(
                 state.followed.numpy(), step, state.streams.pass_seed(step)
             )
-        noise = _RecordedNoise(GridNoise(state.streams.noise), self.releases, step)
+        own: Noise = GridNoise(state.streams.noise)
+        if self.played is not None:
+            own = self.played.noise(own)
+        noise = _RecordedNoise(own, self.releases, step)
 
         def take() -> Clipped:
             seed_generators(state.streams.loss_seed(step))
@@ -328,6 +342,8 @@ class Loop:
             self.state.streams = new_key(self.run.private)
         else:
             self.state.streams = Streams.seeded(self.seed, restarts)
+        if self.played is not None:
+            self.state.streams.sampling = self.played.sampling(self.state.streams.sampling)
         self._save()
         destroy_keys(self.run.private, but=self.state.streams.number)
         self._replaying = False
@@ -359,7 +375,7 @@ class Loop:
 class _RecordedNoise:
     """Noise whose results are noted before anyone can see them."""
 
-    def __init__(self, noise: GridNoise, releases: Releases, step: int) -> None:
+    def __init__(self, noise: Noise, releases: Releases, step: int) -> None:
         self._noise, self._releases, self._step = noise, releases, step
         self.drawn = False
 

@@ -47,7 +47,7 @@ from epsilons.training.checkpoint import RELEASES, State, Stateful
 from epsilons.training.environment import environment, usable_device
 from epsilons.training.identity import LOSS, identity, loss_identity
 from epsilons.training.interrupt import interruptible
-from epsilons.training.loop import Loop, Step
+from epsilons.training.loop import Loop, Played, Step
 from epsilons.training.memory import halved
 from epsilons.training.norm_passes import NormPasses
 from epsilons.training.run_folder import (
@@ -95,6 +95,8 @@ class PrivateTraining:
     add/remove neighbours, with ε = `run.journal.worst_case()`: the plan's, unless steps had to be
     charged again. What the body computes of weights alone is as private; losses are not.
     """
+
+    _played: Played | None = None  # set by an audit, before the first step
 
     def __init__(
         self,
@@ -309,7 +311,7 @@ class PrivateTraining:
         )
         loop = Loop(
             self.run, state, self._loss_fn, batches, passes, self._seed, self._where,
-            environment(self._where, passes.compiled),
+            environment(self._where, passes.compiled), self._played,
         )  # fmt: skip
         self._begun, self._stands = True, None
         try:
