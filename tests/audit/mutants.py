@@ -1,6 +1,6 @@
 """Faults put into the library one at a time, and which instrument finds each.
 
-`python tests/audit/mutants.py` prints the table.
+`make audit` prints the table.
 """
 
 import shutil

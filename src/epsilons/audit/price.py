@@ -12,6 +12,8 @@ from epsilons.audit.fresh import charged_history, worst_history
 from epsilons.runs import Run
 
 _PRICE = "price"
+_FEW = 8  # different ratios, for which a fine grid takes little time
+_POINTS, _FEWER_POINTS = 2**19, 2**16
 _LEVELS = 40  # different ratios of a history that are priced; others go down to one of these
 
 
@@ -22,7 +24,8 @@ def check_price(history: History, claim: float, delta: float, *, name: str = "pr
     stated at `delta`. `name`: of the check. The ε compared is by FFT, with losses rounded down:
     never above the exact one, and about 1e-4 below.
     """
-    found = epsilon_below(_coarser(history), delta)
+    points = _POINTS if history.ratios.size <= _FEW else _FEWER_POINTS
+    found = epsilon_below(_coarser(history), delta, points=points)
     reason = f"the steps cost at least {found:.4g}" if found > claim else ""
     return at_most(_PRICE, name, found, claim, reason)
 

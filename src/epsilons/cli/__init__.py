@@ -21,6 +21,7 @@ from rich.console import Console
 
 from epsilons.cli.account import account
 from epsilons.cli.attack import attack
+from epsilons.cli.audit import audit
 from epsilons.cli.compare import compare
 from epsilons.cli.demo import demo
 from epsilons.cli.export import export
@@ -45,7 +46,7 @@ app = typer.Typer(
 )
 _VERBS = (
     plan, init, train, resume, status, verify, export, account, demo,
-    report, groups, attack, compare, owner, publish, total,
+    report, groups, attack, audit, compare, owner, publish, total,
 )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from epsilons.analysis import (
 )
 from epsilons.randomness import Randomness
 from epsilons.release import Persons, persons, releases_of
+from epsilons.report.audited import Audited, read_audit
 from epsilons.runs import Run
 
 # A column with more labels than this names single records rather than groups.
@@ -70,6 +71,7 @@ class Findings:
     bounds: list[BoundRow] | None
     attack: Attack | None
     persons: Persons | None = None
+    audited: Audited | None = None
     missing: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -140,6 +142,7 @@ def findings(run: Run) -> Findings:
         bounds=had("other clip bounds", lambda: other_clip_bounds(run, main)) if private else None,
         attack=had("attack", lambda: loss_threshold_attack(examples, test, by)),
         persons=persons(run, epsilons) if private else None,
+        audited=read_audit(run.path / "private"),
         missing=missing,
     )
 
