@@ -22,8 +22,9 @@ from torch.utils.data import TensorDataset
 
 from epsilons import Plan
 from epsilons.audit import check_coins, check_keys, check_neighbours, check_noise, together
-from epsilons.audit.auditing import _bounds
-from epsilons.audit.checks import Check
+from epsilons.audit.auditing import VERDICT
+from epsilons.audit.bounds import lower_bounds
+from epsilons.audit.checks import Check, at_most
 from epsilons.audit.draws import RecordedNoise
 from epsilons.audit.fresh import canary_run, charged_norms, play_of, quiet, smaller_plan, strata
 from epsilons.audit.price import check_added
@@ -366,8 +367,15 @@ def priced(found):
 
 def bounded(found):
     """Whether the lower bounds of the planted examples contradict, at the level of the verdict."""
-    judged = _bounds(PLAN, strata(PLAN, CANARIES), [found])
-    return tuple(Check("ε", s.name, s.outcome, s.verdict, s.claim) for s in judged)
+    level = 1 - (1 - VERDICT) / (2 * len(found.scores))
+    checks = []
+    for name, scores in found.scores.items():
+        best = lower_bounds(
+            scores, found.members[name], found.histories[name], PLAN.delta, level=level,
+            dependent=False,
+        ).best  # fmt: skip
+        checks.append(at_most("ε", name, best, found.claims[name]))
+    return tuple(checks)
 
 
 def keyed(folder):

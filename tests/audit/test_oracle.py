@@ -29,7 +29,7 @@ from scipy.stats import norm
 from epsilons.accounting import individual_epsilons, tight_epsilon
 from epsilons.accounting.cumulants import cumulants
 
-GRID = 81  # points of each released number, in the integral over two steps
+GRID = 401  # points of each released number; with fewer, kinks let ε come out 0.01 too high
 DELTA = 1e-2
 
 
@@ -179,7 +179,7 @@ def test_the_whole_run_costs_at_most_its_worst_case(**given_):
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(**SETTINGS)
 def test_many_whole_runs_cost_at_most_their_worst_case(**given_):
     check_run(**given_)

@@ -34,28 +34,31 @@ LEVEL = 0.95
 _STEPS_PER_DOUBLING = 64  # norms are tried times 2^(j/64): a bound is at most 1.1 % loose by it
 _LEAST, _MOST = -10 * _STEPS_PER_DOUBLING, 5 * _STEPS_PER_DOUBLING
 _CURVE_POINTS = 2**16
+_FINE_POINTS = 2**19  # for f-DP, which asks for f near 1, where rounding of losses shows
 _PILOT = 5  # one in so many trials chooses a threshold and is not judged
 _THRESHOLDS = 30
 _SHARES = np.geomspace(1 / 256, 1.0, 17)  # of the surest guesses, one of which is chosen
-_NODES = 80  # of the integral over where the guesses that are not made end
+# Of the integral over where the guesses that are not made end.
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(80)
 _ENDS = 1e-10  # of that integral, which are added
 
 
 class ScaledClaim:
     """The claim that an example has `history`, and those with all its norms times s.
 
-    Curves are kept: s runs over powers of 2^(1/64). `delta`: δ of the ε's.
+    Curves are kept: s runs over powers of 2^(1/64). `delta`: δ of the ε's. `points`: of the grid of
+    losses.
     """
 
-    def __init__(self, history: History, delta: float) -> None:
-        self.history, self.delta = history, checks.open_unit("delta", delta)
+    def __init__(self, history: History, delta: float, *, points: int = _CURVE_POINTS) -> None:
+        self.history, self.delta, self._points = history, checks.open_unit("delta", delta), points
         self.curve = lru_cache(maxsize=None)(self._curve)
         self.epsilon = lru_cache(maxsize=None)(self._epsilon)
 
     def _curve(self, j: int) -> TradeOff:
         """The trade-off curve, as good for the attack as can be, with norms times 2^(j/64)."""
         scaled = self.history.scaled(2 ** (j / _STEPS_PER_DOUBLING))
-        return trade_off(scaled, points=_CURVE_POINTS)
+        return trade_off(scaled, points=self._points)
 
     def _epsilon(self, j: int) -> float:
         """ε with norms times 2^(j/64), never too large."""
@@ -66,8 +69,11 @@ class ScaledClaim:
         j = self.largest(contradicted)
         return 0.0 if j is None else self.epsilon(j)
 
-    def largest(self, contradicted: Callable[[TradeOff], bool]) -> int | None:
-        """The largest j whose curve, with norms times 2^(j/64), is contradicted; None: of none."""
+    def largest(self, contradicted: Callable[[TradeOff], bool], *, unit: int = 1) -> int | None:
+        """The largest j whose curve, with norms times 2^(j/64), is contradicted; None: of none.
+
+        Among the multiples of `unit`, a divisor of 8.
+        """
         if not self.history.steps.size or not contradicted(self.curve(_LEAST)):
             return None
         low, step = _LEAST, 4 * _STEPS_PER_DOUBLING
@@ -84,8 +90,8 @@ class ScaledClaim:
                 low, high, step = high, min(high + step, _MOST), 2 * step
             if high >= _MOST:
                 return low
-        while high - low > 1:
-            middle = (low + high) // 2
+        while high - low > unit:
+            middle = (low + high) // (2 * unit) * unit
             if contradicted(self.curve(middle)):
                 low = middle
             else:
@@ -132,9 +138,9 @@ def family_bound(counts: Counts, claim: ScaledClaim, *, level: float = LEVEL) ->
     return 0.0 if j is None else claim.epsilon(j)
 
 
-def _family_scale(counts: Counts, claim: ScaledClaim, level: float) -> int | None:
+def _family_scale(counts: Counts, claim: ScaledClaim, level: float, *, unit: int = 1) -> int | None:
     tpr, fpr = counts.rates(1 - (1 - level) / 2)
-    return claim.largest(lambda curve: 1 - tpr < float(curve.false_negatives(fpr)))
+    return claim.largest(lambda curve: 1 - tpr < float(curve.false_negatives(fpr)), unit=unit)
 
 
 def exact_p_value(curve: TradeOff, m: int, r: int, wrong: int) -> float:
@@ -149,10 +155,9 @@ def exact_p_value(curve: TradeOff, m: int, r: int, wrong: int) -> float:
         return float(binom.cdf(wrong, r, float(curve.mean_error(1.0))))
     law = beta(m - r, r + 1)
     low, high = law.ppf(_ENDS), law.isf(_ENDS)
-    x, weight = np.polynomial.legendre.leggauss(_NODES)
-    w = low + (high - low) * (x + 1) / 2
+    w = low + (high - low) * (_NODES + 1) / 2
     errors = curve.mean_error(1 - w)
-    inside = float((weight * law.pdf(w) * binom.cdf(wrong, r, errors)).sum() * (high - low) / 2)
+    inside = float((_WEIGHTS * law.pdf(w) * binom.cdf(wrong, r, errors)).sum() * (high - low) / 2)
     return min(1.0, inside + 2 * _ENDS)
 
 
@@ -239,7 +244,7 @@ def fdp_bound(m: int, r: int, right: int, claim: ScaledClaim, *, level: float = 
 
         return fdp_contradicted(blown, m, r, right, level=level)
 
-    return claim.bound(contradicted)
+    return ScaledClaim(claim.history, claim.delta, points=_FINE_POINTS).bound(contradicted)
 
 
 @dataclass(frozen=True)
@@ -297,7 +302,7 @@ def lower_bounds(
     half = 1 - (1 - level) / 2  # two thresholds
 
     def family(counts: Counts) -> float:
-        j = _family_scale(counts, known, half)
+        j = _family_scale(counts, known, half, unit=8)  # to choose a threshold: coarsely
         return -math.inf if j is None else float(j)
 
     def counted(counts: Counts) -> float:
