@@ -36,11 +36,13 @@ ALLOWED = {
     "data": RUNS,
     "models": set(),
     "report": RUNS | {"analysis", "release"},
+    "service": RUNS | {"release", "report"},
     "integrations": RUNS | {"gradients", "noise", "training", "release"},
     "settings": ACCOUNTING,
     "proposal": ACCOUNTING | {"settings"},
     "job": RUNS | {"gradients", "training", "data", "models", "settings", "release"},
-    "cli": RUNS | {"analysis", "release", "report", "job", "measured", "proposal", "settings"},
+    "cli": RUNS
+    | {"analysis", "release", "report", "service", "job", "measured", "proposal", "settings"},
     "__init__": RUNS,
     "__main__": {"cli"},
 }

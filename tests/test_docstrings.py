@@ -19,8 +19,8 @@ PACKAGES = (
         f"epsilons.{name}"
         for name in (
             "accounting", "analysis", "data", "gradients", "journal", "models", "noise", "release",
-            "report", "training", "integrations.huggingface", "integrations.lightning",
-            "integrations.opacus",
+            "report", "report.dossier", "service", "training", "integrations.huggingface",
+            "integrations.lightning", "integrations.opacus",
         )
     ),
 )  # fmt: skip

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = (
     "epsilons", "epsilons.accounting", "epsilons.analysis", "epsilons.data", "epsilons.gradients",
     "epsilons.journal", "epsilons.models", "epsilons.noise", "epsilons.release",
-    "epsilons.training",
+    "epsilons.service", "epsilons.training",
 )  # fmt: skip
 NO_NETWORK = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
 

@@ -61,7 +61,15 @@ def _command_line() -> str:
     """What `epsilons VERB --help` says, for every verb."""
     group: Any = typer.main.get_command(app)
     parts = [f"# Command line\n\n{group.help}\n"]
-    for name, verb in group.commands.items():
+    verbs = {
+        " ".join([name, *below]): verb
+        for name, found in group.commands.items()
+        for below, verb in [
+            ([], found),
+            *(([part], one) for part, one in getattr(found, "commands", {}).items()),
+        ]
+    }
+    for name, verb in verbs.items():
         context = group.context_class(verb, info_name=f"epsilons {name}", max_content_width=80)
         context.terminal_width = 80
         parts.append(f"\n## epsilons {name}\n\n```text\n{verb.get_help(context)}\n```\n")

@@ -23,6 +23,7 @@ from epsilons.cli.account import account
 from epsilons.cli.attack import attack
 from epsilons.cli.compare import compare
 from epsilons.cli.demo import demo
+from epsilons.cli.dossier import check_statement, dossier
 from epsilons.cli.export import export
 from epsilons.cli.groups import groups
 from epsilons.cli.init import init
@@ -31,7 +32,9 @@ from epsilons.cli.plan import plan
 from epsilons.cli.publish import publish
 from epsilons.cli.report import report
 from epsilons.cli.resume import resume
+from epsilons.cli.serve import serve
 from epsilons.cli.status import status
+from epsilons.cli.tokens import issue, revoke, rotate, tokens
 from epsilons.cli.total import total
 from epsilons.cli.train import train
 from epsilons.cli.verify import verify
@@ -46,7 +49,7 @@ app = typer.Typer(
 )
 _VERBS = (
     plan, init, train, resume, status, verify, export, account, demo,
-    report, groups, attack, compare, owner, publish, total,
+    report, groups, attack, compare, owner, publish, total, serve, dossier, check_statement,
 )  # fmt: skip
 _EXTRA_OF = {
     "torch": "train", "cryptography": "train", "sklearn": "train", "PIL": "train",
@@ -77,6 +80,9 @@ def _stoppable(verb: Callable[..., None]) -> Callable[..., None]:
 
 for verb in _VERBS:
     app.command()(_stoppable(verb))
+for of_tokens in (issue, rotate, revoke):
+    tokens.command()(_stoppable(of_tokens))
+app.add_typer(tokens)
 
 
 class _Terminated(KeyboardInterrupt):

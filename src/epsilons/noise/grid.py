@@ -88,10 +88,11 @@ class GridNoise:
     def add_units(
         self, units: NDArray[np.int64], sizes: tuple[int, ...], std: float, part: int, parts: int
     ) -> None:
-        """Add one of `parts` of round(noise/g) to whole multiples of the grid, in place.
+        """Add `part`, from 0, of `parts` of round(noise/g) to multiples of the grid, in place.
 
-        `units`: those of tensors of `sizes`, one after the other. The parts together are the noise
-        that `added_to` draws, and each of them takes as much of the stream as the whole.
+        `units`: whole numbers for tensors of `sizes`, one after another. `std`: standard deviation
+        of the noise. The parts together are the noise that `added_to` draws, and each of them takes
+        as much of the stream as the whole.
         """
         chunks, count = _chunks(sizes)
         begin = self.keystream.skip(_WORD * count)

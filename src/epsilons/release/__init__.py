@@ -1,5 +1,6 @@
 """What leaves the curator's hands: to the owner, and to everyone; and the budget that guards it."""
 
+from epsilons.release.all_statements import owner_names, owner_statements
 from epsilons.release.budget import Budget, Cost, Entry, Limit, OverBudget, Spent, releases_of
 from epsilons.release.clip_bound import ClipBound, median_cost, release_median_norm
 from epsilons.release.ledger import renew_ledger, verify_ledger, write_ledger
@@ -34,7 +35,9 @@ __all__ = [
     "Total",
     "meaningful",
     "median_cost",
+    "owner_names",
     "owner_statement",
+    "owner_statements",
     "person_worst_case",
     "persons",
     "publish",

@@ -8,7 +8,7 @@ record and of models that count as released (paper, Theorem 3.2).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from epsilons.accounting.composition import NOTHING
 from epsilons.randomness import Randomness
 from epsilons.release.budget import Spent
 from epsilons.release.total import CombinedRuns, common_delta, expect_different, matched
@@ -127,7 +126,50 @@ def owner_statement(
     at = common_delta(runs) if delta is None else float(delta)
     here, added = CombinedRuns([run]), CombinedRuns(runs)
     places, elsewhere = _in_all(runs, rows, owner)
-    in_all = [k for k, place in enumerate(places) if len(place) == len(runs)]
+    facts = common_facts(added, at)
+    return stated(here, added, facts, str(owner), rows, places, elsewhere)
+
+
+def common_facts(added: CombinedRuns, delta: float) -> dict[str, Any]:
+    """Those fields of a `Statement` that are the same for every owner of the first run."""
+    runs = added.runs
+    run = runs[0]
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "steps": run.journal.steps_charged,
+        "planned_steps": None if run.plan.endless else run.plan.steps,
+        "repeated_steps": run.journal.repeated,
+        "delta": delta,
+        "kind": added.kind,
+        "method": added.method,
+        "releases": sum(Spent.of_run(one.path).questions for one in runs),
+        "randomness": next(
+            (one.journal.randomness for one in runs if not one.journal.randomness.secret),
+            run.journal.randomness,
+        ),
+        "sums_covered": all(one.journal.sums_covered for one in runs),
+        "training_worst_case": added.training.worst_case(delta),
+        "others": tuple(str(one.path) for one in runs[1:]),
+        "unit": run.plan.unit,
+    }
+
+
+def stated(
+    here: CombinedRuns,
+    added: CombinedRuns,
+    facts: Mapping[str, Any],
+    owner: str,
+    rows: NDArray[np.int64],
+    places: Sequence[Sequence[int]],
+    elsewhere: int,
+) -> Statement:
+    """The statement of the owner of the records at `rows`, priced by `here` and `added`.
+
+    `places`: where each record is in all runs, or in the first alone. `elsewhere`: how many more
+    the other runs have.
+    """
+    run, at = added.runs[0], facts["delta"]
+    in_all = [k for k, place in enumerate(places) if len(place) == len(added.runs)]
     alone, found = np.empty(len(rows)), np.empty(len(rows))
     for way, some in (
         (added, in_all),
@@ -136,8 +178,7 @@ def owner_statement(
         if some:
             at_places = list(np.array([places[k] for k in some]).T)
             found[some] = way.epsilons(at_places, at).values
-            training = CombinedRuns(way.runs, releases=NOTHING)
-            alone[some] = training.epsilons(at_places, at).values
+            alone[some] = way.training.epsilons(at_places, at).values
     worst = added.worst_case(at)
     worst_together, together = worst, float(found[0])
     if run.plan.unit == "record" and len(rows) + elsewhere > 1:
@@ -149,31 +190,16 @@ def owner_statement(
             [(added if k in in_all else here).epsilon_at(places[k]) for k in order], at
         )
     return Statement(
-        owner=str(owner),
-        date=datetime.now(UTC).date().isoformat(),
-        steps=run.journal.steps_charged,
-        planned_steps=None if run.plan.endless else run.plan.steps,
-        repeated_steps=run.journal.repeated,
-        delta=at,
-        kind=added.kind,
-        method=added.method,
-        releases=sum(Spent.of_run(one.path).questions for one in runs),
-        randomness=next(
-            (one.journal.randomness for one in runs if not one.journal.randomness.secret),
-            run.journal.randomness,
-        ),
-        sums_covered=all(one.journal.sums_covered for one in runs),
-        training_worst_case=added.worst_case(at, releases=NOTHING),
+        owner=owner,
         worst_case=worst_together,
         individual=min(together, worst_together),
         records=tuple(
             Record(str(run.examples.ids[row]), float(training), float(min(total, worst)))
             for row, training, total in zip(rows, alone, found, strict=True)
         ),
-        others=tuple(str(one.path) for one in others),
         unmatched=len(rows) - len(in_all),
         elsewhere=elsewhere,
-        unit=run.plan.unit,
+        **facts,
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,6 +163,11 @@ class CombinedRuns:
         )
         self.kinds: tuple[Kind, ...] = tuple(run.journal.kind for run in runs)
         self.kind: Kind = min(self.kinds, key=_WEAKEST_FIRST.index)
+
+    @cached_property
+    def training(self) -> CombinedRuns:
+        """The trainings alone, without what was let out beside them."""
+        return CombinedRuns(self.runs, self.method, releases=NOTHING)
 
     def worst_case(self, delta: float, *, releases: Releases | None = None) -> float:
         """ε at δ of a record at the clip bound in every step of every run."""

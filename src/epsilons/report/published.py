@@ -33,7 +33,7 @@ from epsilons.runs import Run
 
 _BOUND = "median of initial gradient norms"
 _NOISE = "what is published of them carries noise, whose effect the intervals show."
-_WORTH: dict[str | None, tuple[str, str]] = {
+WORTH: dict[str | None, tuple[str, str]] = {
     "exact": (
         "exact, plus noise",
         f"Each individual ε follows from what the steps really used; {_NOISE}",
@@ -152,7 +152,7 @@ def render_public_report(found: Published) -> str:
         if found.plan.unit == "owner"
         else per_person_published((found.ledger or {}).get("per_person")),
         half=found.quantiles.get(0.5),
-        worth=_WORTH[found.kind],
+        worth=WORTH[found.kind],
         charts=_charts(found),
     )
 

@@ -44,15 +44,15 @@ def outcomes(
     collate_fn: Collate = default_collate,
     *,
     at_a_time: int,
-    part: tuple[int, int],
-    beat: Callable[[], None],
+    part: tuple[int, int] | None = None,
+    beat: Callable[[], None] = lambda: None,
 ) -> Outcomes:
     """Losses (k,) and, with a `correct_fn`, correctness (k,), in evaluation mode.
 
-    Of the examples from the first of `part` to before its last. `beat` is called after every batch.
+    Of all, or from the first of `part` to before its last. `beat` is called after every batch.
     Modes of the modules and random generators are left as they were.
     """
-    begin, end = part
+    begin, end = (0, len(data)) if part is None else part  # type: ignore[arg-type]
     losses, correct = np.empty(end - begin), np.empty(end - begin, dtype=bool)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
