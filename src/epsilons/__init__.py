@@ -9,6 +9,7 @@ from epsilons.accounting.calibrate import least_noise
 from epsilons.accounting.individual import individual_epsilons
 from epsilons.accounting.margins import Margin
 from epsilons.accounting.plan import Phase, Plan
+from epsilons.accounting.promises import Promise
 from epsilons.accounting.rdp import rdp_epsilon, sampled_gaussian_rdp
 from epsilons.accounting.results import Epsilons
 from epsilons.accounting.tight import tight_epsilon
@@ -26,6 +27,7 @@ __all__ = [
     "Margin",
     "Phase",
     "Plan",
+    "Promise",
     "Run",
     "__version__",
     "individual_epsilons",

@@ -28,7 +28,7 @@ DATA_KEYS = (
 _PLAN_KEYS = (
     "delta", "batch_size", "sample_rate", "epochs", "steps", "refreshes_per_epoch",
     "refresh_every", "refresh_schedule", "clipping", "rounding", "levels", "sums",
-    "norm_storage", "max_records_per_owner", "unit",
+    "norm_storage", "max_records_per_owner", "unit", "pace", "slack", "order",
 )  # fmt: skip
 
 
@@ -85,6 +85,7 @@ class Settings(BaseModel):
     task: str | None = None
     balanced: bool | None = None
     data_seed: Whole | None = Field(None, ge=0)
+    budget: str | None = None
 
     # model and optimizer
     model: str = "logistic"
@@ -117,6 +118,12 @@ class Settings(BaseModel):
     norm_storage: NormStorage = "float64"
     max_records_per_owner: Whole | None = Field(None, ge=1)
     unit: Unit = "record"
+    budgets: dict[str, Number] | None = Field(None, min_length=1)
+    pace: Number = Field(0.0, ge=0, le=1)
+    slack: Number = Field(1.0, gt=0)
+    order: Number | None = Field(None, gt=1)
+    reserve_epsilon: Number | None = Field(None, gt=0)
+    reserve_delta: Number = Field(1e-5, gt=0, lt=1)
     phase: tuple[PhaseChange, ...] = ()
 
     # how
@@ -156,24 +163,65 @@ class Settings(BaseModel):
             settings = cls(**values)
         except ValidationError as error:
             raise ValueError(f"{where}: {'; '.join(map(_sentence, error.errors()))}") from None
-        if (settings.epsilon is None) == (settings.noise_multiplier is None):
-            raise ValueError(f"{where}: give epsilon (the worst case to meet) or noise_multiplier")
+        settings._check_noise(where)
         return settings
 
-    def plan(self, n: int, bound: float | None = None, clip_bound: Releases = NOTHING) -> Plan:
+    def _check_noise(self, where: str) -> None:
+        """Whether what the noise is for is said once."""
+        if self.budgets is None:
+            if (self.epsilon is None) == (self.noise_multiplier is None):
+                raise ValueError(
+                    f"{where}: give epsilon (the worst case to meet) or noise_multiplier"
+                )
+            for key in ("budget", "reserve_epsilon"):
+                if getattr(self, key) is not None:
+                    raise ValueError(
+                        f"{where}: {key} goes with budgets, e.g. {{low = 1, high = 4}}"
+                    )
+            return
+        if self.epsilon is not None:
+            raise ValueError(
+                f"{where}: with budgets the largest of them is the worst case; leave epsilon out"
+            )
+        if len(self.budgets) > 1 and self.budget is None:
+            raise ValueError(
+                f"{where}: budget is missing, the column that says which of the budgets "
+                f"({', '.join(self.budgets)}) each record has"
+            )
+
+    def plan(
+        self,
+        n: int,
+        bound: float | None = None,
+        clip_bound: Releases = NOTHING,
+        reserve: Releases = NOTHING,
+    ) -> Plan:
         """The plan of a run on n training examples.
 
         `bound` is what a median has come to, `clip_bound` what it cost: `epsilon` is met by both
-        together, so that the training gets what the median leaves.
+        together, so that the training gets what the median leaves; so are `budgets`, and by what
+        `reserve` sets aside for publications.
         """
         constants = {key: getattr(self, key) for key in _PLAN_KEYS}
         constants["max_grad_norm"] = self.max_grad_norm if bound is None else bound
         constants["clip_bound_mu"] = clip_bound.mu
         constants["clip_bound_distance"] = clip_bound.distance
+        constants["reserve_mu"], constants["reserve_distance"] = reserve.mu, reserve.distance
+        # two labels may stand for the same ε
+        offered = None if self.budgets is None else tuple(sorted({*self.budgets.values()}))
         changes = (phase.model_dump(exclude_none=True) for phase in self.phase)
         phases = tuple((change.pop("first_step"), change) for change in changes)
         if self.noise_multiplier is not None:
-            plan = Plan(n=n, noise_multiplier=self.noise_multiplier, phases=phases, **constants)
+            plan = Plan(
+                n=n,
+                noise_multiplier=self.noise_multiplier,
+                phases=phases,
+                budgets=offered or (),
+                **constants,
+            )
+            assert plan.promises is not None  # one that can't be made raises
+        elif offered is not None:
+            plan = Plan.for_budgets(offered, n=n, phases=phases, **constants)
         else:
             assert self.epsilon is not None
             plan = Plan.for_epsilon(self.epsilon, n=n, phases=phases, **constants)
@@ -210,6 +258,7 @@ _ELSEWHERE = {
     "clip": "max_grad_norm",
     "l2_norm_clip": "max_grad_norm",
     "learning_rate": "lr",
+    "privacy_budgets": "budgets",
     "sigma": "noise_multiplier",
     "target_delta": "delta",
     "target_epsilon": "epsilon",

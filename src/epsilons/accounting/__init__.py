@@ -6,6 +6,7 @@ from epsilons.accounting.histories import clipping_thresholds
 from epsilons.accounting.holding import HOLDS, Hold, held
 from epsilons.accounting.individual import epsilons_from_blocks, individual_epsilons
 from epsilons.accounting.margins import Margin
+from epsilons.accounting.promises import Promise
 from epsilons.accounting.rdp import DEFAULT_ORDERS, rdp_epsilon, sampled_gaussian_rdp
 from epsilons.accounting.results import Epsilons
 from epsilons.accounting.tight import tight_epsilon
@@ -17,6 +18,7 @@ __all__ = [
     "Epsilons",
     "Hold",
     "Margin",
+    "Promise",
     "Releases",
     "clipping_thresholds",
     "composed_epsilon",

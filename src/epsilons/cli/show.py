@@ -9,6 +9,7 @@ from rich.console import Console
 
 from epsilons.accounting.composition import NOTHING
 from epsilons.accounting.printed import epsilon_text
+from epsilons.accounting.promises import Promise
 from epsilons.accounting.results import Epsilons, small_bound
 from epsilons.accounting.sums import NOT_COVERED
 from epsilons.examples import Examples
@@ -25,6 +26,25 @@ def warn_of_delta(delta: float, n: int) -> None:
             f"delta: {delta:g} is not below 1/n = {1 / n:.2g}; with such a δ, publishing one "
             "record in full counts as private. Choose it well below 1/n."
         )
+
+
+def kept_by(promise: Promise) -> str:
+    """How a promise is kept, in a few words."""
+    if promise.share is not None:
+        return f"{promise.share:.4f} of the clip bound"
+    if promise.order is not None:
+        return f"a filter at Rényi order {promise.order:.4g}"
+    return "a Gaussian filter"
+
+
+def promise_lines(run: Run) -> list[str]:
+    """What was promised before training, by budget; not who has which, nor how many are out."""
+    at = run.plan.delta
+    return [
+        f"promised        ε = {epsilon_text(promise.epsilon)} at δ = {at:g} with the budget "
+        f"{promise.budget:g}, by {kept_by(promise)}"
+        for promise in run.promises
+    ]
 
 
 PRIVATE = "private         the figures below are exact: for the curator alone"

@@ -14,6 +14,7 @@ from epsilons.cli.show import (
     owner_lines,
     parts_line,
     person_line,
+    promise_lines,
     small_bound_line,
     sums_line,
 )
@@ -47,6 +48,7 @@ def status(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> N
         f"worst case      ε = {epsilon_text(total)} at δ = {epsilons.delta:g} so far{end} "
         f"per {plan.per} (method {epsilons.method})",
         *parts_line(opened, until=plan.steps),
+        *promise_lines(opened),
         person_line(opened),
         f"randomness      {journal.randomness}",
         *sums_line(opened),

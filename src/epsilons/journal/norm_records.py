@@ -14,12 +14,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from epsilons.accounting import checks
-from epsilons.accounting.histories import clipping_thresholds
 from epsilons.accounting.holding import HOLDS, NEVER, Hold
 from epsilons.accounting.margins import phases_of_norms
 from epsilons.accounting.plan import Phase, Plan
 from epsilons.journal.chain import Chain, Entry
-from epsilons.journal.charges import latest_entry, phase_constants, refresh_in_force, steps_charged
+from epsilons.journal.charges import (
+    latest_entry,
+    next_step,
+    phase_constants,
+    refresh_in_force,
+    steps_charged,
+)
 from epsilons.journal.intervals import (
     Intervals,
     SampledNorms,
@@ -30,6 +35,7 @@ from epsilons.journal.intervals import (
     split_by_sampled_norms,
 )
 from epsilons.journal.opening import Opening
+from epsilons.journal.promised import scaled_bounds
 from epsilons.journal.refreshes import append_refresh, refresh_norms, same_norms
 
 SomeKind = Literal["sampled", "followed"]
@@ -57,7 +63,7 @@ def append_all(chain: Chain, opening: Opening, step: int, norms: ArrayLike) -> N
     again = last is not None and last.facts["step"] == step
     if last is not None and again and same_norms(chain, opening, last.number, row):
         return
-    if again or step != charged:
+    if again or step != next_step(chain, plan):
         raise ValueError(
             f"norms of step {step} can't be recorded with {charged} steps charged: "
             "norms of all examples are recorded once, before their step is charged"
@@ -77,10 +83,10 @@ def append_some(
     plan = opening.plan
     if kind not in get_args(SomeKind):
         raise ValueError(f"kind={kind!r}; expected one of {', '.join(get_args(SomeKind))}")
-    if kind == "sampled" and plan.clipping == "individual":
+    if kind == "sampled" and plan.clipping in ("individual", "filtered"):
         raise ValueError(
             "norms of sampled examples depend on the secret sampling; "
-            "under individual clipping only norms of all examples are recorded"
+            f"under {plan.clipping} clipping only norms of all examples are recorded"
         )
     chosen = [np.asarray(i, dtype="<i8") for i in indices]
     rows = [
@@ -99,6 +105,17 @@ def append_some(
     if first + len(chosen) > steps_charged(chain):
         raise ValueError(f"not all steps from {first} on are charged; charge them first")
     chain.append(kind, facts, *blobs)
+
+
+def norms_of_entry(
+    chain: Chain, opening: Opening, number: int, examples: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Norms (m,) of the (ascending) examples in one entry "refresh"."""
+    first, span = int(examples[0]), int(examples[-1] - examples[0]) + 1
+    found: NDArray[np.float64] = refresh_norms(chain, opening, number, first, span)[
+        examples - first
+    ]
+    return found
 
 
 def norms_of_all(chain: Chain, opening: Opening, step: int) -> NDArray[np.float64]:
@@ -122,16 +139,16 @@ def norms_of_some(
 def clip_bounds(
     chain: Chain, opening: Opening, step: int, indices: ArrayLike
 ) -> NDArray[np.float64]:
-    """Clip bounds (k,) of the examples `indices` at a charged step; see `Journal.bounds`."""
-    plan, charged = opening.plan, steps_charged(chain)
-    if not 0 <= step < charged:
-        raise ValueError(f"step {step} is not among the {charged} charged; charge it first")
+    """Clip bounds (k,) of the examples `indices` at a charged step; see `Journal.bounds`.
+
+    Of a filter they are in `filtered`.
+    """
+    plan = opening.plan
     chosen = np.asarray(indices, dtype=np.int64)
     bound = np.inf if plan.clipping == "none" else plan.phase(step).max_grad_norm
-    refresh = refresh_in_force(chain, step)
-    if plan.clipping != "individual" or refresh is None:
-        return np.full(len(chosen), bound)
-    return clipping_thresholds(norms_of_all(chain, opening, refresh)[chosen], bound, plan.levels)
+    refresh = refresh_in_force(chain, step) if plan.clipping == "individual" else None
+    norms = None if refresh is None else norms_of_all(chain, opening, refresh)[chosen]
+    return scaled_bounds(opening.promised, chosen, norms, bound, plan.levels)
 
 
 def refresh_intervals(chain: Chain, plan: Plan) -> Intervals:
@@ -241,7 +258,6 @@ def _around(
     Before the first refresh there is the clip bound; after the last, the same as before.
     """
     shape = len(intervals.entry), len(examples)
-    first, span = int(examples[0]), int(examples[-1] - examples[0]) + 1
     norms, following = np.empty(shape), np.empty(shape)
     last: tuple[int, NDArray[np.float64]] | None = None
     for row, (number, after) in enumerate(zip(intervals.entry, intervals.next_entry, strict=True)):
@@ -250,8 +266,7 @@ def _around(
                 target[row] = intervals.bound[row] if target is norms else norms[row]
                 continue
             if last is None or last[0] != entry:  # mostly the refresh after the row above
-                read = refresh_norms(chain, opening, entry, first, span)
-                last = entry, read[examples - first]
+                last = entry, norms_of_entry(chain, opening, entry, examples)
             target[row] = last[1]
     return norms, following
 

@@ -53,6 +53,11 @@ def outcomes(journal: Journal) -> tuple[bytes, bytes] | None:
     return journal._chain.indices(last.number), journal._chain.norms(last.number)
 
 
+def phase_end(journal: Journal, step: int) -> int:
+    """The step before which the phase of `step` ends; earlier, where steps of it were repeated."""
+    return charges.phase_end(journal._chain, journal.plan, step)
+
+
 def turns(journal: Journal) -> tuple[int, ...]:
     """`steps_charged` after the last charge, then after each restart since."""
     return charges.turns(journal._chain)

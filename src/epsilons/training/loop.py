@@ -23,7 +23,7 @@ from epsilons.files import private_file
 from epsilons.gradients.isolation import own_generators
 from epsilons.gradients.norms import LossFn, trainable
 from epsilons.journal import SomeKind
-from epsilons.journal.run_entries import recorded_now
+from epsilons.journal.run_entries import phase_end, recorded_now
 from epsilons.noise.grid import GridNoise
 from epsilons.release.ledger import renew_ledger
 from epsilons.runs import CHECKPOINT, Run, publish_plan
@@ -40,16 +40,15 @@ from epsilons.training.checkpoint import (
 from epsilons.training.distributed import Ranks
 from epsilons.training.interrupt import Interrupted
 from epsilons.training.keys import Streams, destroy_keys, kept_key, new_key
-from epsilons.training.movement import MOVED_BY, Movement
+from epsilons.training.movement import MOVED_BY, Movement, Trained
 from epsilons.training.noisy_sum import NoisySum, Report
 from epsilons.training.norm_passes import NormPasses
 from epsilons.training.own_part import OwnPart, Part
 from epsilons.training.shards import Shards
-from epsilons.training.standing import Standing
+from epsilons.training.standing import Standing, range_end
 from epsilons.training.step import apply
 from epsilons.training.taken import Step
 
-RANGE = 32  # steps charged ahead at most
 CHECKPOINT_SECONDS = 30.0
 _WITNESSED, _DIFFERS, _FAILED = range(3)  # what rank 0 says of a release
 
@@ -78,9 +77,10 @@ class Loop:
             self.releases = Releases(self.run.private / RELEASES, self.environment)
         self.state.shards = self.shards.count
         self.own = OwnPart(
-            self.plan, self.state, self.loss_fn, self.batches, self.passes, self.where, self.shards
-        )
-        self._trained = self._what_is_trained()
+            self.plan, self.state, self.loss_fn, self.batches, self.passes, self.where, self.shards,
+            self.run.journal.bounds if self.plan.budgets else None,
+        )  # fmt: skip
+        self._trained = Trained.of(self.state.model, self.state.optimizer)
         self._replaying = False  # with the key of an earlier process
         self._released = 0  # the first step that no earlier process can have released
         self._replay_until = 0  # the first whose release is not on record
@@ -90,20 +90,19 @@ class Loop:
 
     def restore(self, content: dict[str, Any] | None) -> None:
         """Start where the run stands: at its checkpoint, if it has one, or at its beginning."""
-        self._stand = self.ranks.first(self._standing)
+        self._stand = self.ranks.first(lambda: Standing.of(self.run.journal))
         if content is not None:
             self.state.load(content)
             self.own.norms_size = content["micro_batch"]
             self.passes.micro_batch = self.state.micro_batch
-            if self.state.step > self._stand.charged:
+            if self.state.step > self._next_step:
                 raise ValueError(
                     f"{self.run.path} has a checkpoint of step {self.state.step} and a journal "
                     f"with {self._stand.charged} steps charged: it was copied while a process was "
                     "writing to it. Copy the folder again when none is"
                 )
-        key, again, self._released, self._replay_until = self.ranks.first(
-            partial(self._left, content)
-        )
+        left = self.ranks.first(partial(self._left, content))
+        key, again, self._released, self._replay_until = left
         if again:
             self._renew()
         elif key is not None and content is not None:
@@ -124,16 +123,15 @@ class Loop:
         False if it was charged before and has to be charged again first.
         """
         step = self.state.step
-        if self._what_is_trained() != self._trained:
-            raise ValueError(
-                f"before step {step} the loop changed which parameters are trained, or which the "
-                "optimizer has; they are fixed for a run. Freeze and unfreeze between two runs"
-            )
+        if step == self._stand.charged != self._next_step:
+            self._pass_over(self._next_step)
+            return False
+        self._trained.expect_same(self.state.model, self.state.optimizer, step)
         with own_generators(self.where, seed=0):  # each part of the step seeds them
             if self._replaying and step >= self._replay_until:
                 self._take_key(self._stand.restarts)
             self._refresh(step)
-            if step == self._stand.charged:
+            if step == self._next_step:
                 self._charge(step, self._range_end(step, last))
             began = time.monotonic()
             try:
@@ -149,6 +147,18 @@ class Loop:
         if self.state.step == self._range_end(step, last) + 1:
             self._flush()
         return True
+
+    @property
+    def _next_step(self) -> int:
+        """The step to be charged next."""
+        return self.run.journal.next_step if self.plan.budgets else self._stand.charged
+
+    def _pass_over(self, step: int) -> None:
+        """Go on at `step`: repeated steps took the place of those before it."""
+        self._flush()
+        self.state.step = step
+        cast(Releases, self.releases).begin(step)
+        self.save()
 
     def present(self) -> Step:
         """The step that was taken last."""
@@ -204,13 +214,6 @@ class Loop:
         destroy_keys(self.run.private)
         with private_file(self.run.private / "timings.json") as file:
             file.write(json.dumps(self.spent).encode())
-
-    def _what_is_trained(self) -> tuple[list[str], list[int]]:
-        groups = self.state.optimizer.param_groups
-        return list(trainable(self.state.model)), [id(p) for g in groups for p in g["params"]]
-
-    def _standing(self) -> Standing:
-        return Standing.of(self.run.journal)
 
     def _charge(self, first: int, last: int) -> None:
         """Charge a range of steps. Nobody goes on to them before it is on disk."""
@@ -301,9 +304,9 @@ class Loop:
         self._digest = int.from_bytes(digest[:8], "big") >> 1
 
     def _range_end(self, step: int, last: int) -> int:
-        """The last step of the range that begins at `step`: within one refresh and phase."""
-        end = min(step - step % RANGE + RANGE, last, self.plan.phase(step).end)
-        return next((t for t in range(step + 1, end) if self.plan.refresh_due(t)), end) - 1
+        """The last step of the range that begins at `step`."""
+        promised = phase_end(self.run.journal, step) if self.plan.budgets else last
+        return range_end(self.plan, step, min(last, promised))
 
     def _gather(self) -> None:
         """Bring to rank 0 what others have of single examples."""
@@ -346,7 +349,7 @@ class Loop:
         self.run.journal.restart(self.state.step)
         self.releases.begin(self.state.step)
         publish_plan(self.run)
-        return self._standing()
+        return Standing.of(self.run.journal)
 
     def _take_key(self, restarts: int) -> None:
         """Draw from a fresh key, or from the seed's; a checkpoint says so before its first step."""
@@ -378,7 +381,7 @@ class Loop:
             kept = kept_key(self.run.private, number) if self.seed is None else b""
             key = None if kept is None else (number, kept)
         released = max(step, self.releases.count)
-        if self._stand.charged == step:
+        if self._stand.charged <= step:
             self.releases.begin(step)  # nothing beyond the checkpoint can have been released
         again = not self.releases.known_from(step) or (key is None and self.releases.has(step))
         return key, again, released, self.releases.count

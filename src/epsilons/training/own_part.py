@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from epsilons.training.evaluation import to_device
 from epsilons.training.noisy_sum import NoisySum, Report
 from epsilons.training.norm_passes import NormPasses
 from epsilons.training.shards import Shards
-from epsilons.training.step import clipped_sum
+from epsilons.training.step import clipped_sum, without_out
 
 # relative: by so much the norm of an example may differ between a pass over all and a step
 _ROUNDING = 1e-3
@@ -50,6 +51,7 @@ class OwnPart:
     passes: NormPasses
     where: torch.device
     shards: Shards
+    promised: Callable[[int, _Indices], _Norms] | None  # bounds that keep promises, at a step
 
     def __post_init__(self) -> None:
         self.norms: _Norms | None = None  # of this process's examples, as recorded
@@ -62,10 +64,10 @@ class OwnPart:
         `random`: whether norms of a refresh are known to differ from those of a step. `digest`: of
         the last release.
         """
-        drawn = self.batches.take(self.state.streams, step)
+        drawn = [self._within(step, each) for each in self.batches.take(self.state.streams, step)]
         followed, followed_norms = self._followed(step)
         found = self.passes.within_memory(
-            partial(self._sums, drawn, self.plan.phase(step), total), step
+            partial(self._sums, step, drawn, self.plan.phase(step), total), step
         )
         sampled = torch.cat([each.indices for each in drawn]).numpy()
         norms = np.concatenate(found)
@@ -85,19 +87,19 @@ class OwnPart:
             return False
         return self.plan.refresh_every != 1 or random
 
-    def _sums(self, drawn: list[Drawn], phase: Phase, total: NoisySum) -> list[_Norms]:
+    def _sums(self, step: int, drawn: list[Drawn], phase: Phase, total: NoisySum) -> list[_Norms]:
         """Add up the clipped sums of the shards; the norms in each."""
         total.clear()
         norms, state = [], self.state
         for shard, indices, batch in drawn:
-            seed_generators(state.streams.loss_seed(state.step, shard))
+            seed_generators(state.streams.loss_seed(step, shard))
             found = clipped_sum(
                 state.model,
                 state.optimizer,
                 self.loss_fn,
                 to_device(batch, self.where),
                 phase,
-                bounds=self._bounds(indices, phase.max_grad_norm),
+                bounds=self._bounds(step, indices, phase.max_grad_norm),
                 micro_batch=self.passes.micro_batch,
                 shards=self.shards.count,
                 compile=self.passes.compiled,
@@ -117,10 +119,20 @@ class OwnPart:
         which = [some for _, some in shares]
         return np.concatenate([followed[:0], *which]), np.concatenate([np.empty(0), *norms])
 
-    def _bounds(self, indices: Tensor, bound: float) -> float | Tensor:
+    def _within(self, step: int, drawn: Drawn) -> Drawn:
+        """What was drawn, without the examples that have spent all that they were promised."""
+        if self.plan.clipping != "filtered":
+            return drawn
+        bounds = self._bounds(step, drawn.indices, self.plan.phase(step).max_grad_norm)
+        indices, batch, _ = without_out(drawn.indices, drawn.batch, bounds)
+        return Drawn(drawn.shard, indices, batch)
+
+    def _bounds(self, step: int, indices: Tensor, bound: float) -> float | Tensor:
         """Clip bounds of the drawn examples, or the common one."""
         if self.plan.clipping == "none":
             return float("inf")
+        if self.promised is not None:
+            return torch.from_numpy(self.promised(step, indices.numpy()))
         if self.plan.clipping == "max":
             return bound
         assert self.norms is not None  # thresholds are refreshed at step 0
@@ -131,6 +143,7 @@ class OwnPart:
         """Whether an example may have added more to this step than was charged just before."""
         assert self.norms is not None
         bound = self.plan.phase(step).max_grad_norm
-        added = np.where(np.isfinite(norms), np.minimum(norms, bound), 0.0)
-        charged = np.nan_to_num(self.norms[indices - self.shards.first], nan=bound)
+        own = np.asarray(self._bounds(step, torch.from_numpy(indices), bound))
+        added = np.where(np.isfinite(norms), np.minimum(norms, own), 0.0)
+        charged = np.fmin(self.norms[indices - self.shards.first], own)  # own where there is none
         return bool((added > charged * (1 + _ROUNDING) + _ROUNDING**2 * bound).any())

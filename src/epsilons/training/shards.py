@@ -109,6 +109,11 @@ def given_shards(shards: int | None, ranks: int, plan: Plan) -> int:
         raise ValueError(
             f"shards={shards}, and there are {ranks} processes; expected at least one for each"
         )
+    if ranks > 1 and plan.budgets:
+        raise ValueError(
+            f"budgets={plan.budgets} are kept by the process that has the journal, and there are "
+            f"{ranks} processes; train in one"
+        )
     if count > 1 and plan.noise_std == 0:
         raise ValueError(
             "clipping='none' has no noise, and so no grid on which shards are added; train in one "

@@ -8,6 +8,8 @@ from typing import Self
 from epsilons.accounting.plan import Plan
 from epsilons.journal import Journal
 
+RANGE = 32  # steps charged ahead at most
+
 
 @dataclass
 class Standing:
@@ -38,6 +40,12 @@ class Standing:
         phase = next(k for k, p in enumerate(plan.all_phases) if p.first <= first < p.end)
         self.charged = last + 1
         self.counts[phase] += last + 1 - first
+
+
+def range_end(plan: Plan, step: int, last: int) -> int:
+    """The last step of the range that begins at `step`: within one refresh and phase."""
+    end = min(step - step % RANGE + RANGE, last, plan.phase(step).end)
+    return next((t for t in range(step + 1, end) if plan.refresh_due(t)), end) - 1
 
 
 def last_step(journal: Journal, max_epsilon: float | None) -> int:
