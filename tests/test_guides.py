@@ -90,6 +90,14 @@ def test_command_line(monkeypatch, capsys):
     assert Path("eps.parquet").stat().st_mode & 0o777 == 0o600
 
 
+def test_owners_page(monkeypatch):
+    _, typed = follow("owners_page.md", monkeypatch)
+    assert [line.split()[1] for line in typed] == ["tokens"] * 3 + ["dossier"] * 4
+    assert len(Path("tokens.csv").read_text("utf-8").splitlines()) == 201
+    assert len(Path("new.csv").read_text("utf-8").splitlines()) == 2
+    assert "patient" not in Path("card.md").read_text("utf-8")
+
+
 def test_the_readme_and_guides_can_be_followed_in_one_folder():
     pages = [*GUIDES.glob("*.md"), GUIDES.parent.parent / "README.md"]
     made = [
