@@ -93,7 +93,7 @@ def test_command_line(monkeypatch, capsys):
 def test_owners_page(monkeypatch):
     _, typed = follow("owners_page.md", monkeypatch)
     assert [line.split()[1] for line in typed] == ["tokens"] * 3 + ["dossier"] * 4
-    assert len(Path("tokens.csv").read_text("utf-8").splitlines()) == 201
+    assert len(Path("tokens.csv").read_text("utf-8").splitlines()) == 391
     assert len(Path("new.csv").read_text("utf-8").splitlines()) == 2
     assert "patient" not in Path("card.md").read_text("utf-8")
 
