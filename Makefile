@@ -43,12 +43,14 @@ browser: setup  ## reports and the owners' page in a real Chromium alone
 
 docs: setup  ## the documentation as a site, in .site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open .site/index.html, or with search: $(BIN)/python -m http.server -d .site"
 
 slow: setup  ## the full-size tests
 	$(BIN)/pytest -m slow
 
-soak: setup  ## 200 times kill -9 at random moments, seeded and secret runs; readers beside 10,000 steps
+soak: setup  ## 200 times kill -9 at random moments, 100 of one rank of several; readers beside 10,000 steps
 	EPSILONS_KILLS=200 $(BIN)/pytest tests/training/test_resume.py -k killed
+	EPSILONS_KILLS=100 $(BIN)/pytest tests/training/test_distributed.py -k "killed"
 	EPSILONS_LIVE_STEPS=10000 $(BIN)/pytest tests/journal/test_live.py
 
 mnist: setup  ## all 60,000 examples, both clippings, from the folder DATA (default .data)
@@ -61,7 +63,7 @@ experiments: setup  ## the paper's tables and figures, preset PRESET (default sm
 	$(BIN)/python -m experiments all --preset $(PRESET) --data $(DATA)
 
 bench: setup  ## every figure of speed beside its peer
-	@for name in accounting noise norms; do \
+	@for name in accounting distributed noise norms; do \
 	  echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 clean:  ## remove what the commands above made, except runs/

@@ -27,7 +27,7 @@ sys.path[:0] = [
 ]
 
 from folders import make_run  # noqa: E402
-from live import Service, issued  # noqa: E402
+from served import Service, issued  # noqa: E402
 
 from epsilons.service import Keys, Store, issue, refresh, rotate  # noqa: E402
 

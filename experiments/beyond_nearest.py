@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from epsilons.accounting import HOLDS
+from experiments.cost import seconds
 from experiments.lab import Lab
 from experiments.rows import TITLES, Row, mean, scale, spread
 from experiments.schedules import refreshed
@@ -26,10 +27,10 @@ SHOWN = {"previous": "held until the next (the paper)", "nearest": "nearest in t
 
 def numbers(lab: Lab) -> dict[str, Any]:
     """Agreement with the exact ε by way to hold a norm, number of passes and seed."""
-    return {name: readings(lab, name) for name in RUNS}
+    return {name: {**readings(lab, name), "seconds": seconds(lab, name)} for name in RUNS}
 
 
-def readings(lab: Lab, name: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
+def readings(lab: Lab, name: str) -> dict[str, Any]:
     runs = lab.runs(name)
     plan = runs[0].plan
     passes = [m for m in PASSES if m <= plan.steps]
@@ -79,23 +80,30 @@ def rows_of(found: dict[str, Any], title: str, facts: dict[str, Any]) -> list[Ro
         for m in found["nearest"]
     )
     why = f"nearest is better at {better} of {len(found['nearest'])} numbers of passes"
-    return [
-        Row(
-            "Beyond",
-            f"{title}: {claim}, norms held / nearest / larger neighbour",
-            "–",
-            "; ".join(
-                f"{m} passes "
-                + " / ".join(
-                    spread([e[key] for e in found[hold][m] if e[key] is not None], digits,
-                           100 if key == "below" else 1, signed=key == "bias")
-                    for hold in order
-                )
-                for m in shown
-            ),
-            scale(facts),
-            None,
-            why if key == "mean_error" else "",
-        )
-        for claim, key, digits in claims
+    size, spent = scale(facts), found["seconds"]
+    shares = (f"{m} passes {_share(spent, int(m)):.1f} %" for m in shown)
+    result = [
+        Row("Beyond", f"{title}: share of a run's time that the passes take", "–",
+            "; ".join(shares), size, None)
     ]  # fmt: skip
+    for claim, key, digits in claims:
+        factor = 100 if key == "below" else 1
+        each = {
+            m: " / ".join(
+                spread([e[key] for e in found[hold][m] if e[key] is not None], digits, factor,
+                       signed=key == "bias")
+                for hold in order
+            )
+            for m in shown
+        }  # fmt: skip
+        result.append(
+            Row("Beyond", f"{title}: {claim}, norms held / nearest / larger neighbour", "–",
+                "; ".join(f"{m} passes {values}" for m, values in each.items()), size, None,
+                why if key == "mean_error" else "")
+        )  # fmt: skip
+    return result
+
+
+def _share(spent: dict[str, float], passes: int) -> float:
+    """In percent."""
+    return 100 * passes * spent["pass"] / (passes * spent["pass"] + spent["steps"])

@@ -98,6 +98,16 @@ def test_owners_page(monkeypatch):
     assert "patient" not in Path("card.md").read_text("utf-8")
 
 
+def test_distributed(monkeypatch, capsys):
+    # by one process, with what the guide to a loop of one's own has defined by then
+    names = {}
+    for _, text in blocks("own_loop.md")[:3]:
+        exec(compile(text, "own_loop.md", "exec"), names)
+    (loop,) = [text for language, text in blocks("distributed.md") if language == "python"]
+    exec(compile(f"from epsilons.training import PrivateTraining\n{loop}", "loop", "exec"), names)
+    assert Run.open("runs/together").finished
+
+
 def test_the_readme_and_guides_can_be_followed_in_one_folder():
     pages = [*GUIDES.glob("*.md"), GUIDES.parent.parent / "README.md"]
     made = [

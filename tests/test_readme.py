@@ -11,7 +11,10 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/norms.md", "docs/sums.md"])
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "docs/norms.md", "docs/releasing.md", "docs/scale.md", "docs/sums.md"],
+)
 def test_python_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rules = dict(RULES)

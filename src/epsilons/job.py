@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -34,10 +35,13 @@ from epsilons.release.budget import discard
 from epsilons.runs import Run, discard_unbegun, expect_free, expect_planned
 from epsilons.settings import Settings
 from epsilons.training import correct_class, fit, supervised
+from epsilons.training.distributed import job_name, joined, restarted
 from epsilons.training.environment import usable_device
 from epsilons.training.inspection import inspect_start
 from epsilons.training.norm_passes import PASS_BATCH
+from epsilons.training.owners import Unit, unit_of
 from epsilons.training.run_folder import begin_run
+from epsilons.training.shards import given_shards
 
 DEMO_EPSILON = 4.0
 DEMO_DELTA = 1e-4
@@ -69,42 +73,72 @@ def train(settings: Settings, out: str | os.PathLike[str]) -> Run:
     charged to the run's budget, and part of the worst case: `epsilon` is met by both together. It
     is charged before it is drawn; the same call after a crash takes the bound that was paid for.
     """
-    out = Path(out)
-    if (out / "private" / "journal.sqlite").exists():
-        raise ValueError(
-            f"{out} holds a run already; `epsilons resume {out}` goes on with it if it was stopped"
-        )
-    discard_unbegun(out)
-    expect_free(out)
+    out, ranks = Path(out), joined()
+    if ranks.first(lambda: _begun_by_this_job(out)):
+        return resume(out)
     if settings.device is not None:
         usable_device(settings.device)
     base = Path.cwd()
     data = load(settings, base)
     model = _network(settings, data, base)
+    ranks.from_first(list(model.state_dict().values()))
     with needing_room(out, "train again, in a new folder if this one holds a run"):
-        plan = (
-            _plan_with_median(settings, model, data, out)
-            if settings.max_grad_norm == "median"
-            else settings.plan(len(data.examples))
+        plan = ranks.first(
+            lambda: (
+                _plan_with_median(settings, model, data, out)
+                if settings.max_grad_norm == "median"
+                else settings.plan(_count(settings, data))
+            )
         )
+        unit = _unit(settings, plan, data)
         run = begin_run(
             out,
             plan,
             model,
-            _loss(settings),
-            data.train,
-            examples=data.examples,
+            unit.loss_fn,
+            unit.train,
+            examples=unit.examples,
             seed=settings.seed,
             randomness=Randomness.of_fit(settings.seed),
-            micro_batch=settings.micro_batch,
+            micro_batch=unit.micro_batch,
+            collate_fn=unit.collate_fn,
+            shards=given_shards(settings.shards, ranks.count, plan),
+            ranks=ranks,
         )
-        _store(run, settings, data, base)
-    return _carried_out(run, settings, data, model)
+        ranks.first(lambda: _store(run, settings, data, base))
+    if ranks.main:
+        run.journal.close()
+    return _carried_out(out, plan, settings, data, model)
 
 
 def resume(path: str | os.PathLike[str]) -> Run:
     """Go on with a run that was stopped: with a seed, the same result as if it had not been."""
-    path = Path(path)
+    path, ranks = Path(path), joined()
+    plan, settings, stored = ranks.first(lambda: _resumable(path))
+    base = Path(stored["base"])
+    data = load(settings, base)
+    for name, checksum in stored["checksums"].items():
+        if data.checksums.get(name) != checksum:
+            raise ValueError(f"{name} has changed since {path} began; a run keeps its data")
+    return _carried_out(path, plan, settings, data, _network(settings, data, base))
+
+
+def _begun_by_this_job(out: Path) -> bool:
+    """Whether torchrun started the processes again, and they had begun; ValueError for others."""
+    if not (out / "private" / "journal.sqlite").exists():
+        discard_unbegun(out)
+        expect_free(out)
+        return False
+    stored = out / "private" / "data.json"
+    if restarted() and stored.exists() and json.loads(stored.read_bytes()).get("job") == job_name():
+        return True
+    raise ValueError(
+        f"{out} holds a run already; `epsilons resume {out}` goes on with it if it was stopped"
+    )
+
+
+def _resumable(path: Path) -> tuple[Plan, Settings, dict[str, Any]]:
+    """Plan, settings and private facts of a run that was stopped; ValueError if there is none."""
     if (path / "private").is_dir() and not (path / "private" / "journal.sqlite").exists():
         raise ValueError(
             f"{path} was stopped before its first step; `epsilons train` with the same settings "
@@ -113,13 +147,8 @@ def resume(path: str | os.PathLike[str]) -> Run:
     run = Run.open(path)
     if run.finished:
         raise ValueError(f"{path} is finished; there is nothing to resume")
-    settings, stored = _stored(run)
-    base = Path(stored["base"])
-    data = load(settings, base)
-    for name, checksum in stored["checksums"].items():
-        if data.checksums.get(name) != checksum:
-            raise ValueError(f"{name} has changed since {path} began; a run keeps its data")
-    return _carried_out(run, settings, data, _network(settings, data, base))
+    run.journal.close()
+    return run.plan, *_stored(run)
 
 
 def load(settings: Settings, base: Path) -> Data:
@@ -185,22 +214,21 @@ def demo(out: str | os.PathLike[str]) -> Run:
     )
 
 
-def _carried_out(run: Run, settings: Settings, data: Data, model: nn.Module) -> Run:
+def _carried_out(out: Path, plan: Plan, settings: Settings, data: Data, model: nn.Module) -> Run:
     optimizer = _optimizer(settings, model)
     scheduler = None
     if settings.lr_schedule == "cosine":
-        steps = max(1, run.plan.steps)
+        steps = max(1, plan.steps)
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * min(step, steps) / steps))
         )
-    run.journal.close()
     return fit(
         model,
         optimizer,
         _loss(settings),
         data.train,
-        run.plan,
-        out=run.path,
+        plan,
+        out=out,
         examples=data.examples,
         test=data.test,
         test_examples=data.test_examples,
@@ -213,6 +241,7 @@ def _carried_out(run: Run, settings: Settings, data: Data, model: nn.Module) -> 
         evaluate_every=settings.evaluate_every,
         max_epsilon=settings.max_epsilon,
         compile=settings.compile,
+        shards=settings.shards,
         resume=True,
     )
 
@@ -242,10 +271,16 @@ def _plan_with_median(settings: Settings, model: nn.Module, data: Data, out: Pat
     """
     cost = median_cost(settings.median_epsilon, settings.median_delta).releases
     # refused before anything is paid for
-    plan = settings.plan(len(data.examples), 1.0, cost)
-    expect_planned(plan, data.examples)
-    inspect_start(model, _loss(settings), data.train)
-    norms = gradient_norms(model, _loss(settings), data.train, batch_size=PASS_BATCH)
+    plan = settings.plan(_count(settings, data), 1.0, cost)
+    unit = _unit(settings, plan, data)
+    inspect_start(model, unit.loss_fn, unit.train, collate_fn=unit.collate_fn)
+    norms = gradient_norms(
+        model,
+        unit.loss_fn,
+        unit.train,
+        batch_size=max(1, PASS_BATCH // plan.records_at_once),
+        collate_fn=unit.collate_fn,
+    )
     private_folder(out / "private")
     with Budget.of_run(out) as budget:
         try:
@@ -269,6 +304,22 @@ def _optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimizer:
         raise ValueError(f"momentum goes with optimizer = 'sgd', not {settings.optimizer!r}")
     kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
     return kind(model.parameters(), **options)
+
+
+def _count(settings: Settings, data: Data) -> int:
+    """How many examples the run has: records, or owners of records."""
+    if settings.unit == "record" or data.examples.owners is None:
+        return len(data.examples)
+    return len(np.unique(data.examples.owners))
+
+
+def _unit(settings: Settings, plan: Plan, data: Data) -> Unit:
+    """Data set and loss by what the plan counts; ValueError unless they are what it speaks of."""
+    unit = unit_of(
+        plan, data.train, _loss(settings), data.examples, micro_batch=settings.micro_batch
+    )
+    expect_planned(plan, unit.examples or data.examples)
+    return unit
 
 
 def _loss(settings: Settings) -> Callable[[nn.Module, Any], torch.Tensor]:
@@ -326,7 +377,9 @@ def _store(run: Run, settings: Settings, data: Data, base: Path) -> None:
     kept = settings.model_dump(mode="json")
     paths = {key: kept.pop(key) for key in _PATHS}
     with private_file(run.path / "private" / "data.json") as file:
-        facts = {"base": str(base), "paths": paths, "skipped": data.skipped}
+        facts = {
+            "base": str(base), "paths": paths, "skipped": data.skipped, "job": job_name()
+        }  # fmt: skip
         file.write(_json({**facts, "checksums": dict(data.checksums)}))
     with public_file(run.path / "public" / "settings.json") as file:
         packages = ("epsilons", "torch", "numpy", "scipy", "numba")

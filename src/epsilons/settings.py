@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from epsilons.accounting.composition import NOTHING, Releases
-from epsilons.accounting.plan import Clipping, Plan, Rounding, Schedule
+from epsilons.accounting.plan import Clipping, NormStorage, Plan, Rounding, Schedule, Unit
 from epsilons.accounting.sums import Sums
 
 # What the readers of data sets take; None: not given.
@@ -28,7 +28,7 @@ DATA_KEYS = (
 _PLAN_KEYS = (
     "delta", "batch_size", "sample_rate", "epochs", "steps", "refreshes_per_epoch",
     "refresh_every", "refresh_schedule", "clipping", "rounding", "levels", "sums",
-    "max_records_per_owner",
+    "norm_storage", "max_records_per_owner", "unit",
 )  # fmt: skip
 
 
@@ -114,7 +114,9 @@ class Settings(BaseModel):
     rounding: Rounding | None = None
     levels: Whole = Field(256, ge=1)
     sums: Sums = "float64"
+    norm_storage: NormStorage = "float64"
     max_records_per_owner: Whole | None = Field(None, ge=1)
+    unit: Unit = "record"
     phase: tuple[PhaseChange, ...] = ()
 
     # how
@@ -125,6 +127,7 @@ class Settings(BaseModel):
     evaluate_every: Whole | None = Field(None, gt=0)
     max_epsilon: Number | None = Field(None, gt=0)
     compile: Literal["auto"] | bool = "auto"
+    shards: Whole | None = Field(None, gt=0)
 
     @classmethod
     def read(cls, file: str | os.PathLike[str], changes: Iterable[str] = ()) -> Self:

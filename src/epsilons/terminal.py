@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,11 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+
+
+def speaks() -> bool:
+    """Whether this process is the one of its job that writes to the terminal: rank 0."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager

@@ -1,3 +1,4 @@
+import dataclasses
 import logging
 
 import pytest
@@ -8,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 pl = pytest.importorskip("lightning.pytorch")
 from opacus import PrivacyEngine  # noqa: E402
 
-from epsilons import Plan  # noqa: E402
+from epsilons import Examples, Plan  # noqa: E402
 from epsilons.integrations.lightning import IndividualPrivacy, PrivateLoader  # noqa: E402
 from epsilons.training import supervised  # noqa: E402
 
@@ -205,3 +206,15 @@ def test_nothing_before_training(tmp_path):
     callback = IndividualPrivacy(LOSS, out=tmp_path / "run", hooks=None, delta=1e-5)
     with pytest.raises(ValueError, match="has not begun"):
         callback.epsilons()
+
+
+def test_a_loader_of_owners_draws_persons(tmp_path):
+    people = Examples(ids=range(N), owners=[f"p{k // 3}" for k in range(N)])
+    plan = dataclasses.replace(
+        PLAN, n=N // 3, batch_size=5, sample_rate=None, epochs=None, unit="owner",
+        max_records_per_owner=3,
+    )  # fmt: skip
+    steps = PrivateLoader(LOSS, data(), plan, out=tmp_path / "run", seed=1, examples=people)
+    fit(Private(), steps)
+    assert len(steps.epsilons()) == N // 3
+    assert steps.run.plan.per == "person"

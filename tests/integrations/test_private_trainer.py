@@ -137,8 +137,8 @@ def trainer(tmp_path, model=None, data=None, *, private=None, out="run", callbac
 
 def plan(steps, **options):
     return Plan(
-        n=N, batch_size=10, steps=steps, noise_multiplier=1.0, max_grad_norm=1.0, delta=1e-4,
-        **{"refresh_every": 4, "sums": "float32", **options},
+        steps=steps, noise_multiplier=1.0, max_grad_norm=1.0, delta=1e-4,
+        **{"n": N, "batch_size": 10, "refresh_every": 4, "sums": "float32", **options},
     )  # fmt: skip
 
 
@@ -504,3 +504,25 @@ def test_opacus_is_not_needed(monkeypatch, name):
     assert found is not huggingface
     with pytest.raises(ImportError):
         importlib.import_module("epsilons.integrations.opacus")
+
+
+def test_sentences_of_one_author_are_one_example(tmp_path):
+    data, model = Sentences(parity), bert()
+    authors = Examples(ids=np.arange(N), owners=[f"author-{k % 16}" for k in range(N)])
+    trained = [p for p in model.parameters() if p.requires_grad]
+    norms = []
+    for author in range(16):
+        its = [data[k] for k in range(author, N, 16)]
+        loss = sum(model(**{name: part[None] for name, part in x.items()}).loss for x in its)
+        found = torch.autograd.grad(loss, trained, allow_unused=True)
+        norms.append(
+            math.sqrt(sum(float(g.double().square().sum()) for g in found if g is not None))
+        )
+    found = PrivateTrainer(
+        model=model, args=arguments(tmp_path), train_dataset=data, seed=3, out=tmp_path / "run",
+        plan=plan(4, n=16, batch_size=4, unit="owner", max_records_per_owner=3),
+        examples=authors,
+    )  # fmt: skip
+    found.train()
+    assert found.run.journal.ids.tolist() == [f"author-{k}" for k in range(16)]
+    np.testing.assert_allclose(found.run.journal.norms(0), np.array(norms) * 1.0001, rtol=1e-5)

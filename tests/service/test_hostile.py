@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from live import Service, issued
 from scipy.stats import mannwhitneyu
+from served import Service, issued
 
 from epsilons.service import Keys, Store, issue, refresh, rotate
 from epsilons.service.guard import MOST_BYTES

@@ -18,7 +18,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from live import Service, issued
+from served import Service, issued
 
 from epsilons.cli.serve import serve as verb_of_cli
 from epsilons.service import Keys, Store, issue, refresh, revoke, serve

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from trained import LOSS, data, plan, small_model, weights
 
 from epsilons import Margin
-from epsilons.training import PrivateTraining, loop
+from epsilons.training import PrivateTraining, loop, own_part
 from epsilons.training.checksum import checksum
 from epsilons.training.norm_passes import NormPasses
 
@@ -234,7 +234,7 @@ def test_norms_of_passes_of_another_shape_are_not_called_exact(tmp_path, monkeyp
 
     training, *_ = started(tmp_path / "run", the_plan)
     with monkeypatch.context() as patch, pytest.raises(Left):
-        go_through(training, 3, lambda: patch.setattr(loop, "taken_step", boom))
+        go_through(training, 3, lambda: patch.setattr(own_part, "clipped_sum", boom))
     training, *_ = started(tmp_path / "run", the_plan, micro_batch=size)
     list(training)
     assert training.run.journal.kind == ("exact" if size is None else "estimate")

@@ -12,9 +12,9 @@ from epsilons.accounting.histories import clipping_thresholds
 from epsilons.accounting.sums import NORM_ERROR, grid, rounding_charge
 from epsilons.gradients import clipped_gradients, gradient_norms
 from epsilons.journal.run_entries import recorded_now
-from epsilons.training import correct_class, fit
+from epsilons.training import correct_class, fit, own_part
 from epsilons.training.identity import record_digests
-from epsilons.training.step import taken_step
+from epsilons.training.step import clipped_sum
 
 
 def test_run_leaves_the_plans_refreshes_and_charges(tmp_path):
@@ -214,11 +214,10 @@ def test_followed_examples_have_the_exact_values_of_norms_at_every_step(tmp_path
 @pytest.mark.parametrize("clipping", ["max", "individual"])
 def test_contribution_of_every_example_stays_within_its_charge(tmp_path, clipping, monkeypatch):
     """In float64, one example at a time: ‖clipped, rounded sum‖ ≤ what the journal charges."""
-    from epsilons.training import loop
 
     checked = []
 
-    def alone(model, optimizer, loss_fn, batch, phase, *, noise, bounds, micro_batch, **options):
+    def alone(model, optimizer, loss_fn, batch, phase, *, bounds, micro_batch, **options):
         x, y = batch
         limits = np.broadcast_to(np.asarray(bounds), len(y)).tolist()
         for row, limit in enumerate(limits):
@@ -229,27 +228,26 @@ def test_contribution_of_every_example_stays_within_its_charge(tmp_path, clippin
             g = grid(phase.noise_std)
             moved = torch.cat([(s.double() / g).round().flatten() * g for s in sums.values()])
             checked.append(float(moved.norm()) <= limit)
-        return taken_step(
-            model, optimizer, loss_fn, batch, phase, noise=noise, bounds=bounds,
+        return clipped_sum(
+            model, optimizer, loss_fn, batch, phase, bounds=bounds,
             micro_batch=micro_batch, **options,
         )  # fmt: skip
 
-    monkeypatch.setattr(loop, "taken_step", alone)
+    monkeypatch.setattr(own_part, "clipped_sum", alone)
     trained(tmp_path / "run", plan(clipping=clipping, max_grad_norm=0.3))
     assert len(checked) > 100
     assert all(checked)
 
 
 def test_thresholds_are_what_is_charged(tmp_path, monkeypatch):
-    from epsilons.training import loop
 
     given = []
 
     def watched(*arguments, bounds, **options):
         given.append(bounds)
-        return taken_step(*arguments, bounds=bounds, **options)
+        return clipped_sum(*arguments, bounds=bounds, **options)
 
-    monkeypatch.setattr(loop, "taken_step", watched)
+    monkeypatch.setattr(own_part, "clipped_sum", watched)
     run, _ = trained(tmp_path / "run", plan(clipping="individual", levels=16))
     used = np.concatenate([bounds.numpy() for bounds in given])
     levels = 0.7 * np.arange(17) / 16
@@ -260,15 +258,14 @@ def test_thresholds_are_what_is_charged(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("clipping", ["max", "individual"])
 def test_phases_change_noise_bound_and_rate_where_they_say(tmp_path, clipping, monkeypatch):
-    from epsilons.training import loop
 
     seen = []
 
     def watched(model, optimizer, loss_fn, batch, phase, *, bounds, **options):
         seen.append((phase.noise_std, float(np.max(np.asarray(bounds)))))
-        return taken_step(model, optimizer, loss_fn, batch, phase, bounds=bounds, **options)
+        return clipped_sum(model, optimizer, loss_fn, batch, phase, bounds=bounds, **options)
 
-    monkeypatch.setattr(loop, "taken_step", watched)
+    monkeypatch.setattr(own_part, "clipped_sum", watched)
     changing = plan(
         clipping=clipping, refresh_every=5,
         phases=((4, {"noise_multiplier": 2.0}), (8, {"max_grad_norm": 0.1, "batch_size": 40})),

@@ -11,7 +11,7 @@ from epsilons import Run
 from epsilons.gradients import UnsupportedLayer, check_model
 from epsilons.journal.norm_records import norms_of_some
 from epsilons.journal.run_entries import opening
-from epsilons.training import batches, fit, inspection, loop
+from epsilons.training import batches, fit, inspection, own_part
 from epsilons.training.inspection import inspect_refresh, inspect_start
 
 
@@ -38,10 +38,10 @@ class Augmented(Dataset):
 def steps(monkeypatch):
     """Who was drawn at each step, and the norms of their gradients in it."""
     seen = []
-    draw, step = batches.poisson_draw, loop.taken_step
+    draw, step = batches.poisson_draw, own_part.clipped_sum
 
-    def drawn(*arguments):
-        seen.append([draw(*arguments).numpy()])
+    def drawn(*arguments, **part):
+        seen.append([draw(*arguments, **part).numpy()])
         return torch.from_numpy(seen[-1][0])
 
     def stepped(*arguments, **options):
@@ -50,7 +50,7 @@ def steps(monkeypatch):
         return taken
 
     monkeypatch.setattr(batches, "poisson_draw", drawn)
-    monkeypatch.setattr(loop, "taken_step", stepped)
+    monkeypatch.setattr(own_part, "clipped_sum", stepped)
     return seen
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 from trained import LOSS, data, plan, small_model, weights
 
 from epsilons import Run
-from epsilons.training import Ema, Interrupted, PrivateTraining, fit, loop, supervised
+from epsilons.training import Ema, Interrupted, PrivateTraining, fit, loop, own_part, supervised
 
 
 def started(out, the_plan=None, *, seed=5, dropout=0.0, **options):
@@ -216,7 +216,7 @@ def test_kill_9_inside_the_body_resumes_to_the_same_bits(tmp_path, seed, monkeyp
 
 
 def test_ctrl_c_within_a_step_stops_after_it(tmp_path, monkeypatch):
-    taken = loop.taken_step
+    taken = own_part.clipped_sum
     training, _ = started(tmp_path / "run")
 
     def pressed(*arguments, **options):
@@ -225,7 +225,7 @@ def test_ctrl_c_within_a_step_stops_after_it(tmp_path, monkeypatch):
         return taken(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "taken_step", pressed)
+        patch.setattr(own_part, "clipped_sum", pressed)
         with pytest.raises(Interrupted, match="can be resumed"):
             for _ in training:
                 pass
@@ -414,13 +414,13 @@ def test_out_of_memory_halves_the_passes_and_the_checkpoint_remembers(tmp_path, 
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1.0)
     failed = []
     training, _ = started(tmp_path / "run", plan(sums="float32"))
-    training._loss_fn = smaller_machine(12, failed)
+    training._unit = training._unit._replace(loss_fn=smaller_machine(12, failed))
     with pytest.warns(RuntimeWarning, match="out of memory at step 0: passes take at most 10 exam"):
         followed_by(training, lambda step: step.number == 3)
     assert failed
     failed.clear()
     again, _ = started(tmp_path / "run", plan(sums="float32"))
-    again._loss_fn = smaller_machine(12, failed)
+    again._unit = again._unit._replace(loss_fn=smaller_machine(12, failed))
     for _ in again:
         pass
     assert not failed
@@ -443,7 +443,7 @@ def test_out_of_memory_in_the_checks_before_training_halves_the_passes_too(tmp_p
 
 def test_memory_that_never_suffices_is_an_error_and_nothing_is_lost(tmp_path):
     training, _ = started(tmp_path / "run", plan(sums="float32"))
-    training._loss_fn = smaller_machine(0, [])
+    training._unit = training._unit._replace(loss_fn=smaller_machine(0, []))
     with (
         pytest.warns(RuntimeWarning, match="out of memory at step 0"),
         pytest.raises(torch.OutOfMemoryError),

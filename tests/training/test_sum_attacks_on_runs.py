@@ -17,7 +17,8 @@ from torch.utils.data import TensorDataset
 from trained import LOSS, data, plan, small_model
 
 from epsilons import Margin, Plan
-from epsilons.training import fit, loop, private_step
+from epsilons.training import fit, own_part, private_step
+from epsilons.training.step import clipped_sum
 
 BOUND = 1.0001
 KEPT = ("bias", "linear of 64 positions", "convolution", "embedding", "tied", "bfloat16")
@@ -140,12 +141,12 @@ def sums_of_runs(monkeypatch):
     """A list of what every step of the runs to come hands over to its noise."""
     found = []
 
-    class Recorded(loop._RecordedNoise):
-        def added_to(self, sums, std, divisor):
-            found.append({name: total.clone() for name, total in sums.items()})
-            return super().added_to(sums, std, divisor)
+    def recorded(*arguments, **options):
+        taken = clipped_sum(*arguments, **options)
+        found.append({name: total.clone() for name, total in taken.sums.items()})
+        return taken
 
-    monkeypatch.setattr(loop, "_RecordedNoise", Recorded)
+    monkeypatch.setattr(own_part, "clipped_sum", recorded)
     return found
 
 

@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from epsilons import Plan
-from epsilons.training import correct_class, fit, loop, supervised
+from epsilons.training import assembly, correct_class, fit, loop, supervised
+from epsilons.training.checkpoint import release_digest
 
 LOSS = supervised(nn.CrossEntropyLoss(reduction="none"))
 
@@ -81,18 +82,17 @@ def secret_child(out, seconds):
     torch.set_num_threads(1)
     log = os.open(f"{out}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    class Logged(loop._RecordedNoise):
-        def added_to(self, sums, std, divisor):
-            stream = self._noise.keystream
-            key, position = hashlib.sha256(stream._key).hexdigest(), stream.position
-            released = super().added_to(sums, std, divisor)
-            digest = hashlib.sha256(b"".join(t.numpy().tobytes() for t in released.values()))
-            os.write(log, f"{self._step} {key} {position} {digest.hexdigest()}\n".encode())
+    class Logged(loop.Loop):
+        def _witness(self, step, released):
+            stream = self.state.streams.noise
+            key = hashlib.sha256(stream._key).hexdigest()
+            super()._witness(step, released)
+            digest = release_digest(released).hex()
+            os.write(log, f"{step} {key} {stream.position} {digest}\n".encode())
             if signal.getitimer(signal.ITIMER_REAL)[0] == 0.0:
                 signal.setitimer(signal.ITIMER_REAL, seconds)
-            return released
 
-    loop._RecordedNoise = Logged
+    assembly.Loop = Logged
     long_run(out, seed=None)
 
 

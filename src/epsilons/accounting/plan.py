@@ -25,8 +25,12 @@ if TYPE_CHECKING:
     import dp_accounting
 
 Clipping = Literal["max", "individual", "none"]
+Unit = Literal["record", "owner"]
 Rounding = Literal["up", "nearest"]
 Schedule = Literal["early", "uniform"]
+NormStorage = Literal["float64", "uint16"]
+# Half of what 16 bits can tell apart is kept for norms up to the clip bound, the levels among them.
+MOST_LEVELS_UINT16 = 2**15
 _ENDLESS = 2**62
 _REFRESH_SHARE = 0.1  # of a run's time, by default
 _A_BOUND = "a finite number > 0, from 1e-300 to 1e300"  # its levels are no zeros
@@ -94,9 +98,19 @@ class Plan:
     proof that rounding adds no more to an example's influence than is charged (`docs/sums.md`);
     `"float32"` is faster, and floating-point effects of the sum are not covered.
 
+    `unit`: what n counts, one coin draws and one bound clips. `"record"`, the default, or
+    `"owner"`: a person with all their records, whose gradients are added up and clipped as one.
+    Then n counts owners, `batch_size` is the expected number of owners, and the worst case and
+    every individual ε are per person.
+
+    `norm_storage`: how the journal keeps the norms of refreshes: `"float64"`, the default, or
+    `"uint16"`, rounded up to 2⁻¹⁵ of the clip bound, in a quarter of the space. ε's are then higher
+    by about as little, and never lower; thresholds of individual clipping are the same.
+
     `max_records_per_owner`: how many records one person may have, decided without looking at the
-    data, as everything here; data in which someone has more is refused. It says nothing about the
-    `worst_case`, which is per record, and makes one per person possible. None: nothing is known.
+    data, as everything here; data in which someone has more is refused. With `unit="record"` it
+    says nothing about the `worst_case`, which is per record, and makes one per person possible;
+    None: nothing is known. With `unit="owner"` it must be given: all passes have room for so many.
 
     `clip_bound_mu` and `clip_bound_distance`: what it cost to choose `max_grad_norm` by looking at
     the data (`ClipBound.cost.releases`); 0, the default, if it was chosen without. It is part of
@@ -126,9 +140,11 @@ class Plan:
     levels: int = 256
     phases: tuple[tuple[int, Mapping[str, float]], ...] = ()
     sums: Sums = "float64"
+    norm_storage: NormStorage = "float64"
     max_records_per_owner: int | None = None
     clip_bound_mu: float = 0.0
     clip_bound_distance: float = 0.0
+    unit: Unit = "record"
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -150,9 +166,18 @@ class Plan:
         _check(_whole(self.levels) and self.levels >= 1, "levels", self.levels,
                "a whole number ≥ 1")  # fmt: skip
         _check(self.sums in ("float64", "float32"), "sums", self.sums, "'float64' or 'float32'")
+        _check(self.norm_storage in ("float64", "uint16"), "norm_storage", self.norm_storage,
+               "'float64' or 'uint16'")  # fmt: skip
+        if self.norm_storage == "uint16":
+            _check(self.levels <= MOST_LEVELS_UINT16, "levels", self.levels,
+                   f"at most {MOST_LEVELS_UINT16} with norm_storage='uint16'")  # fmt: skip
         most = self.max_records_per_owner
         _check(most is None or (_whole(most) and most >= 1), "max_records_per_owner", most,
                "a whole number ≥ 1, or None")  # fmt: skip
+        _check(self.unit in ("record", "owner"), "unit", self.unit, "'record' or 'owner'")
+        _check(self.unit == "record" or most is not None, "max_records_per_owner", most,
+               "with unit='owner', the most records that anyone may have: all passes have room "
+               "for so many")  # fmt: skip
         for name in ("clip_bound_mu", "clip_bound_distance"):
             value = getattr(self, name)
             _check(_finite(value) and value >= 0, name, value, "a finite number ≥ 0")
@@ -269,6 +294,16 @@ class Plan:
     def noise_std(self) -> float:
         """Standard deviation of the noise on the clipped sum, in units of the gradient."""
         return self.noise_multiplier * self.max_grad_norm
+
+    @property
+    def per(self) -> Literal["record", "person"]:
+        """Whom each ε is about: the neighbours differ by one record, or by all of one person."""
+        return "person" if self.unit == "owner" else "record"
+
+    @property
+    def records_at_once(self) -> int:
+        """How many records one example of the run may have: 1, or those of an owner."""
+        return (self.max_records_per_owner or 1) if self.unit == "owner" else 1
 
     @property
     def max_batch(self) -> int:

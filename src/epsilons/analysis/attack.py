@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from epsilons.analysis.confidence import Interval, share_interval
 from epsilons.analysis.groups import SMALL, group_labels
 from epsilons.examples import Examples
+from epsilons.runs import Run
 
 SPLITS = 20
 FALSE_POSITIVES = 0.01
@@ -90,6 +91,18 @@ def loss_threshold_attack(
             if min(len(part) for part in pair) >= 2:
                 rows.append(_row(name, *pair, splits, generator))
     return Attack(columns, _row(None, members, others, splits, generator), tuple(rows), splits)
+
+
+def expect_comparable(run: Run) -> None:
+    """ValueError if members and others are not of one kind: an owner has the mean of their losses.
+
+    `run`: whose outcomes the attack would be on.
+    """
+    if run.plan.records_at_once > 1:
+        raise ValueError(
+            "the run's examples are persons, whose mean losses don't compare with those of single "
+            "held-out records"
+        )
 
 
 def best_threshold(members: NDArray[np.float64], others: NDArray[np.float64]) -> float:

@@ -97,7 +97,9 @@ def headline(run: Run, by: str | None = None, method: Method = METHODS[0]) -> He
         if epsilons.kind == "none" or examples.losses is None
         else loss_relation(epsilons, examples.losses),
         summary=group_summary(epsilons, examples, test, column) if column else None,
-        attack=loss_threshold_attack(examples, test, in_test) if tested else None,
+        attack=loss_threshold_attack(examples, test, in_test)
+        if tested and run.plan.records_at_once == 1
+        else None,
     )
 
 

@@ -38,6 +38,7 @@ from epsilons.cli.tokens import issue, revoke, rotate, tokens
 from epsilons.cli.total import total
 from epsilons.cli.train import train
 from epsilons.cli.verify import verify
+from epsilons.terminal import speaks
 
 app = typer.Typer(
     help="One ε per training example: individual privacy accounting for DP-SGD.",
@@ -50,6 +51,10 @@ _VERBS = (
     plan, init, train, resume, status, verify, export, account, demo,
     report, groups, attack, compare, owner, publish, total, serve, dossier, check_statement,
 )  # fmt: skip
+_EXTRA_OF = {
+    "torch": "train", "cryptography": "train", "sklearn": "train", "PIL": "train",
+    "jinja2": "report", "matplotlib": "report",
+}  # fmt: skip
 
 
 def _stoppable(verb: Callable[..., None]) -> Callable[..., None]:
@@ -66,7 +71,8 @@ def _stoppable(verb: Callable[..., None]) -> Callable[..., None]:
             verb(*arguments, **options)
         except KeyboardInterrupt as stopped:
             said = str(stopped) or f"stopped; the same `epsilons {verb.__name__}` starts it again"
-            Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(said)
+            talk = Console(stderr=True, highlight=False, soft_wrap=True, quiet=not speaks())
+            talk.print(said, markup=False)
             raise typer.Exit(_exit_code(stopped)) from None
 
     return act
@@ -116,11 +122,27 @@ def _act(act: Callable[[], object], talk: Console) -> None:
     try:
         act()
     except (ValueError, OSError) as error:
-        talk.print(f"error: {error}")
+        # of several processes one says it: rank 0 or, if that is lost, the others
+        if speaks() or 0 in getattr(error, "ranks", ()):
+            talk.print(f"error: {error}")
+        sys.exit(2)
+    except ImportError as error:
+        talk.print(f"error: {_what_to_install(error)}")
         sys.exit(2)
     except KeyboardInterrupt as stopped:
-        talk.print(f"{stopped}" if str(stopped) else "stopped")
+        if speaks():
+            talk.print(f"{stopped}" if str(stopped) else "stopped")
         sys.exit(_exit_code(stopped))
+
+
+def _what_to_install(error: ImportError) -> str:
+    """A sentence, of ours or made here; the error itself is raised if it is no missing extra."""
+    if error.name is None:
+        return str(error)
+    missing = error.name.partition(".")[0]
+    if missing not in _EXTRA_OF:
+        raise error
+    return f"this needs {missing}: pip install 'epsilons[{_EXTRA_OF[missing]}]'"
 
 
 def _print_version(asked: bool) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from epsilons.analysis import loss_threshold_attack
-from epsilons.analysis.attack import SPLITS
+from epsilons.analysis.attack import SPLITS, expect_comparable
 from epsilons.analysis.groups import SMALL
 from epsilons.cli.machine import print_json
 from epsilons.cli.show import PRIVATE
@@ -28,6 +28,7 @@ def attack(
 ) -> None:
     """How often members are told from non-members by their loss (for the curator)."""
     folder = Run.checked(run)
+    expect_comparable(folder)
     columns = None if by is None else tuple(by.split(","))
     found = loss_threshold_attack(folder.examples, folder.test, columns, splits=splits, seed=seed)
     if json:

@@ -68,8 +68,8 @@ def publish(
     console.print(
         f"releases        ε = {epsilon_text(spent.epsilon(fixed.delta))} of {fixed.epsilon:g} at "
         f"δ = {fixed.delta:g}; a further question may cost ε = {left:g} at δ = {delta:g}",
-        f"worst case      ε = {epsilon_text(total)} at δ = {folder.plan.delta:g} per record, "
-        "everything included",
+        f"worst case      ε = {epsilon_text(total)} at δ = {folder.plan.delta:g} "
+        f"per {folder.plan.per}, everything included",
         *parts_line(folder, until=folder.plan.steps),
         f"written         {folder.path / 'public'}",
         sep="\n",

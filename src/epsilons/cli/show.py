@@ -40,6 +40,10 @@ def accuracy_line(test: Examples | None) -> list[str]:
 def person_line(run: Run) -> str:
     """The guarantee per person, as far as it is public."""
     most = run.plan.max_records_per_owner
+    if run.plan.unit == "owner":
+        return (
+            f"per person      all of the above: one coin draws a person with up to {most} records"
+        )
     if most is None:
         return "per person      no bound is stated: max_records_per_owner is not given"
     at, releases = run.plan.delta, releases_of(run)
@@ -99,14 +103,16 @@ def print_epsilons(
     epsilons: Epsilons,
     public: Sequence[str] = (),
     private: Sequence[str] = (),
+    per: str = "record",
 ) -> None:
     """Worst case, kind, quantiles and a histogram in characters; all but the first are private.
 
-    `public`, `private`: further lines, above and below the one that says so.
+    `public`, `private`: further lines, above and below the one that says so. `per`: whom each ε is
+    about.
     """
     console.print(
         f"worst case      ε = {epsilon_text(epsilons.worst_case)} at δ = {epsilons.delta:g} "
-        f"per record (method {epsilons.method})",
+        f"per {per} (method {epsilons.method})",
         *public,
         PRIVATE,
         *private,

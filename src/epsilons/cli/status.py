@@ -20,6 +20,8 @@ from epsilons.cli.show import (
 from epsilons.release import releases_of
 from epsilons.runs import Run
 
+_COUNTED = {"record": "examples", "person": "persons"}
+
 
 def status(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> None:
     """Steps, kind, worst case so far, chain; below the line, private figures (for the curator)."""
@@ -41,9 +43,9 @@ def status(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> N
     Console(highlight=False).print(
         f"run             {opened.path} ({state})",
         f"steps           {verified.steps}{of} charged{again}",
-        f"kind            {epsilons.kind}, clipping {plan.clipping}, {plan.n} examples",
+        f"kind            {epsilons.kind}, clipping {plan.clipping}, {plan.n} {_COUNTED[plan.per]}",
         f"worst case      ε = {epsilon_text(total)} at δ = {epsilons.delta:g} so far{end} "
-        f"per record (method {epsilons.method})",
+        f"per {plan.per} (method {epsilons.method})",
         *parts_line(opened, until=plan.steps),
         person_line(opened),
         f"randomness      {journal.randomness}",

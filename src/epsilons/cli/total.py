@@ -65,7 +65,7 @@ def _print(found: Total) -> None:
     console.print(table)
     console.print(
         f"together        ε = {epsilon_text(found.worst_case)} at δ = {eps.delta:g} "
-        f"(method {eps.method}), worst case per record, clip bounds and publications "
+        f"(method {eps.method}), worst case per {found.per}, clip bounds and publications "
         "included"
     )
     for names in found.common:

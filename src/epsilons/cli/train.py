@@ -20,6 +20,7 @@ from epsilons.cli.show import (
 )
 from epsilons.runs import Run
 from epsilons.settings import Settings
+from epsilons.terminal import speaks
 
 
 def train(
@@ -35,7 +36,7 @@ def train(
     Ctrl-C and SIGTERM stop between two steps; `epsilons resume` goes on.
     """
     settings = Settings.read(config, changes or ())
-    talk = Console(stderr=True, highlight=False, soft_wrap=True)
+    talk = Console(stderr=True, highlight=False, soft_wrap=True, quiet=not speaks())
     if settings.seed is not None:
         talk.print("seed: everyone can compute sampling and noise; leave it out for real data")
     if settings.learn_encoding:
@@ -54,13 +55,14 @@ def print_run(path: Path, carry_out: Callable[[], Run]) -> None:
     """Carry a run out and print what it has come to; a stopped one says how to go on."""
     try:
         run = carry_out()
+        if not speaks():
+            return
         warn_of_delta(run.plan.delta, run.plan.n)
         console = Console(highlight=False)
         epsilons = run.epsilons()
         private = [*accuracy_line(run.test), *owner_lines(run, epsilons)]
-        print_epsilons(
-            console, epsilons, [*parts_line(run), person_line(run), *sums_line(run)], private
-        )
+        public = [*parts_line(run), person_line(run), *sums_line(run)]
+        print_epsilons(console, epsilons, public, private, run.plan.per)
     except KeyboardInterrupt as stopped:
         stopped.args = (f"{str(stopped) or 'stopped'}: {_way_on(path)}",)
         raise

@@ -8,7 +8,7 @@ the rest is looked for with the model at hand (`docs/sums.md`, assumption R).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from epsilons.gradients.clip_factors import clip_factors
+from epsilons.gradients.groups import records_of
 from epsilons.gradients.isolation import undisturbed
 from epsilons.gradients.norms import (
     LossFn,
@@ -57,12 +58,13 @@ def batch_invariant(
         return True
     chosen = _arranged(count, size)[:arrangements]
     rows, norms, sums = [], [], []
-    with undisturbed(model, device, SEED) as restore, NoDropout(device.type, size):
+    lengths = {size, size * records_of(loss_fn, batch)}
+    with undisturbed(model, device, SEED) as restore, NoDropout(device.type, lengths):
         if is_random(model, loss_fn, examples(batch, chosen[0].to(device)), restore):
             return False
         for its in chosen:
             part = examples(batch, its.to(device))
-            with _RowBits(part, size) as bits:
+            with _RowBits(part, size, lengths) as bits:
                 accumulated, _ = backward_pass(model, loss_fn, part, parameters, keep=True)
             squares = accumulated.squares
             found, factors, finite = clip_factors(squares, torch.ones_like(squares))
@@ -134,11 +136,12 @@ def _probed(
     """Examples in random order, and the checksums of their activations."""
     count = example_count(batch)
     device = tensors_in(batch)[0].device
+    lengths = {size, size * records_of(loss_fn, batch)}
     chosen, rows = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
     for _ in range(probes):
         chosen.append(torch.randint(count, (size,)))
         part = examples(batch, chosen[-1].to(device))
-        with torch.enable_grad(), _RowBits(part, size) as bits:
+        with torch.enable_grad(), _RowBits(part, size, lengths) as bits:
             loss_fn(model, part)
         rows.append(bits.rows.cpu())
         restore()
@@ -164,12 +167,13 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 class _RowBits(TorchFunctionMode):
     """A checksum by example (size,) of what a model computes from a batch, forward and backward.
 
-    Of all floating-point results that have the examples along a dimension of their own.
+    Of all floating-point results that have the examples along a dimension of their own, alone or
+    with their records: it has one of the `lengths`.
     """
 
-    def __init__(self, batch: Any, size: int) -> None:
+    def __init__(self, batch: Any, size: int, lengths: Collection[int]) -> None:
         super().__init__()
-        self.size = size
+        self.size, self.lengths = size, lengths
         self._data = {id(t): weakref.ref(t) for t in tensors_in(batch)}
         self.rows = torch.zeros(size, dtype=torch.int64, device=tensors_in(batch)[0].device)
 
@@ -196,9 +200,9 @@ class _RowBits(TorchFunctionMode):
 
     def _dim(self, tensor: Tensor) -> int | None:
         """The dimension of the examples: the first, or the second behind positions."""
-        if tensor.shape[:1] == (self.size,):
+        if tensor.dim() > 0 and tensor.shape[0] in self.lengths:
             return 0
-        return 1 if tensor.dim() > 2 and tensor.shape[1] == self.size else None
+        return 1 if tensor.dim() > 2 and tensor.shape[1] in self.lengths else None
 
     def _add(self, tensor: Tensor) -> None:
         with torch._C.DisableTorchFunction():

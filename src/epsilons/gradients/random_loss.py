@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,12 +44,12 @@ def batch_losses(model: nn.Module, loss_fn: LossFn, batch: Any) -> Tensor:
 class NoDropout(TorchFunctionMode):
     """Dropout that drops nothing, so that a batch and its examples see the same network.
 
-    `rows`: only where a tensor has so many along a dimension, one for each example; a mask that is
-    common to a batch stays. `tolerance` is how far apart they may come out, by the coarsest numbers
-    seen.
+    `rows`: only where a tensor has one of these lengths along a dimension, that of the examples; a
+    mask that is common to a batch stays. `tolerance` is how far apart they may come out, by the
+    coarsest numbers seen.
     """
 
-    def __init__(self, device: str, rows: int | None = None) -> None:
+    def __init__(self, device: str, rows: Collection[int] | None = None) -> None:
         super().__init__()
         self.device, self.rows = device, rows
         self.tolerance = 1e-3
@@ -82,7 +82,7 @@ class NoDropout(TorchFunctionMode):
     def _by_row(self, tensor: Tensor) -> bool:
         if self.rows is None:
             return True
-        return not isinstance(tensor, nn.Parameter) and self.rows in tensor.shape
+        return not isinstance(tensor, nn.Parameter) and not set(tensor.shape).isdisjoint(self.rows)
 
 
 _DROPPING = names(

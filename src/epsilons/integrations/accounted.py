@@ -131,7 +131,7 @@ class Accounted:
         known = step != self._repeated and step in journal.refreshes_now()
         refreshed = journal.plan.refresh_due(step) and not known
         if refreshed:
-            norms = self._passes.of_all(step, seed=step)
+            norms = self._passes.of_all(step, lambda shard: step)
             if on_norms is not None:
                 on_norms(norms)
             journal.record(step, norms)

@@ -28,8 +28,8 @@ from epsilons.runs import Run
 from epsilons.training.arguments import check_data_set
 from epsilons.training.evaluated import EvaluatedTraining
 from epsilons.training.evaluation import CorrectFn
-from epsilons.training.loop import Step
 from epsilons.training.private_training import PrivateTraining
+from epsilons.training.taken import Step
 
 if TYPE_CHECKING:
     from epsilons.integrations.opacus import AttachedToOpacus
@@ -305,11 +305,11 @@ class IndividualPrivacy(TrainerCallback):
 
     def __init__(
         self,
-        hooks: Any,
         loss_fn: LossFn,
         *,
-        out: str | os.PathLike[str],
+        hooks: Any,
         delta: float,
+        out: str | os.PathLike[str],
         dataset: Dataset[Any] | None = None,
         examples: Examples | None = None,
         **options: Any,

@@ -15,8 +15,8 @@ from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons
 from epsilons.gradients.norms import LossFn, check_loss_fn
 from epsilons.runs import Run
-from epsilons.training.loop import Step
 from epsilons.training.private_training import PrivateTraining
+from epsilons.training.taken import Step
 
 if TYPE_CHECKING:
     from epsilons.integrations.opacus import AttachedToOpacus

@@ -41,6 +41,7 @@ from epsilons.integrations.opacus_parts import (
     steps_taken,
     without_hooks,
 )
+from epsilons.training.distributed import expect_one_process
 
 _REFRESHES_PER_EPOCH = 3  # the paper's
 # between Opacus's norms, in the precision of its gradients, and ours
@@ -88,6 +89,11 @@ def attach(
     """
     hooks = grad_sample_hooks(model)
     optimizer = dp_optimizer(optimizer)
+    expect_one_process(
+        "attach",
+        "Train with PrivateTraining under torchrun: under one seed, the ranks of Opacus draw the "
+        "same local coins, and skip empty batches",
+    )
     sampler = poisson_sampler(data_loader)
     data = data_loader.dataset if dataset is None else dataset
     n = len(data)  # type: ignore[arg-type]

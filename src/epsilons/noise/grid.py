@@ -85,6 +85,33 @@ class GridNoise:
         pairs = zip(sums.items(), noisy, strict=True)
         return {name: _like(total, values) for (name, total), values in pairs}
 
+    def add_units(
+        self, units: NDArray[np.int64], sizes: tuple[int, ...], std: float, part: int, parts: int
+    ) -> None:
+        """Add `part`, from 0, of `parts` of round(noise/g) to multiples of the grid, in place.
+
+        `units`: whole numbers for tensors of `sizes`, one after another. `std`: standard deviation
+        of the noise. The parts together are the noise that `added_to` draws, and each of them takes
+        as much of the stream as the whole.
+        """
+        chunks, count = _chunks(sizes)
+        begin = self.keystream.skip(_WORD * count)
+        begins = np.cumsum([0, *sizes])
+        mine = chunks[part * len(chunks) // parts : (part + 1) * len(chunks) // parts]
+
+        def some(k: int, n: int) -> None:
+            room = np.empty(_CHUNK, np.uint64)
+            for chunk in mine[k * len(mine) // n : (k + 1) * len(mine) // n]:
+                words = room[: chunk.size + chunk.size % 2]
+                self.keystream.fill_at(begin + _WORD * chunk.words, words)
+                gaussian_units(words, std / grid(std))
+                start = begins[chunk.tensor] + chunk.start
+                units[start : start + chunk.size] += words.view(np.float64)[: chunk.size].astype(
+                    np.int64
+                )
+
+        threads.run(some, worthwhile=len(mine) > 1)
+
 
 class SecureNoise(GridNoise):
     """Noise that nobody can take away: the key comes from the operating system.
@@ -107,6 +134,29 @@ class SeededNoise(GridNoise):
 
     def __init__(self, seed: int) -> None:
         super().__init__(Keystream.seeded(seed, b"noise"))
+
+
+def add_rounded(
+    units: NDArray[np.int64], sums: dict[str, Tensor], std: float, summands: int = 1
+) -> None:
+    """units += round(sums/g), for the tensors of `sums` one after the other, on the grid of `std`.
+
+    ValueError for a sum that is not finite or too large for `summands` of them to be added.
+    """
+    g, begin = grid(std), 0
+    for name, total in sums.items():
+        values = total.detach().to("cpu").contiguous().resolve_neg()
+        if values.dtype not in _PRECISE:
+            values = values.float()
+        flat = values.numpy().reshape(-1)
+        if _round_to_units(flat, units[begin : begin + flat.size], g, UNITS_LIMIT / summands):
+            raise _out_of_range(name, g)
+        begin += flat.size
+
+
+def from_units(units: NDArray[np.int64], std: float, divisor: float) -> NDArray[np.float64]:
+    """What whole multiples of the grid of `std` are, over `divisor`; rounded as `added_to` does."""
+    return units.astype(np.float64) * (grid(std) / divisor)
 
 
 def _in_order(sums: Iterable[Tensor]) -> list[Tensor]:
@@ -221,4 +271,17 @@ def _add_units(sums: _Floats, units: _Floats, g: float, unit: float) -> bool:
         whole = np.rint(sums[i] * per_unit)
         sums[i] = (whole + units[i]) * unit
         outside += 0 if abs(whole) < UNITS_LIMIT else 1
+    return outside > 0
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _round_to_units(sums: _Floats, units: NDArray[np.int64], g: float, limit: float) -> bool:
+    """units += round(sums/g). Returns whether a sum is not below the limit; NaN never is."""
+    per_unit = 1.0 / g
+    outside = 0
+    for i in range(sums.size):
+        whole = np.rint(sums[i] * per_unit)
+        fits = abs(whole) < limit
+        outside += 0 if fits else 1
+        units[i] += np.int64(whole) if fits else 0
     return outside > 0

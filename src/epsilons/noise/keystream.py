@@ -24,6 +24,8 @@ from epsilons.accounting import checks
 KEY_BYTES = 32
 _BLOCK_BYTES = 16
 _PURPOSE_BYTES = 8
+COIN_BYTES = 8  # that each example's coin takes
+_COINS = 1 << 16  # read at a time: they stay in the cache
 _LENGTH = _BLOCK_BYTES << 64  # bytes in a stream: the block counter has 64 bits
 _ZEROS = memoryview(bytes(1 << 17))  # what the cipher turns into the stream
 _SEED_LABEL = b"epsilons: AES-256 key of a seeded run\0"
@@ -225,21 +227,32 @@ def _checked(position: int) -> int:
     return position
 
 
-def poisson_draw(stream: Keystream, n: int, rate: float) -> Tensor:
+def poisson_draw(
+    stream: Keystream, n: int, rate: float, *, first: int = 0, last: int | None = None
+) -> Tensor:
     """The indices, ascending, of a Poisson sample: each of 0 … n − 1 by its own coin.
 
         P(i drawn) = ⌊rate·2⁵³⌋ / 2⁵³      independently; never above `rate`
 
-    Takes 8n bytes of the stream, whatever the outcome.
+    Takes 8n bytes of the stream, whatever the outcome. `first`, `last`: of the same sample those
+    from `first` to before `last` alone, whose coins alone are read.
 
     >>> poisson_draw(Keystream.seeded(7, b"sampling"), n=5, rate=1.0)
     tensor([0, 1, 2, 3, 4])
     """
     n = checks.whole("n", n, least=0)
     rate = float(checks.probability("sample_rate", rate))
-    coins = stream.words(n) >> np.uint64(11)
     # down, not nearest: an example drawn more often than the plan says would be undercharged
-    return torch.from_numpy(np.flatnonzero(coins < np.uint64(math.floor(rate * 2.0**53))))
+    limit = np.uint64(math.floor(rate * 2.0**53))
+    begin, last = stream.position, n if last is None else last
+    stream.seek(begin + COIN_BYTES * first)
+    drawn = [np.empty(0, np.int64)]
+    for start in range(first, last, _COINS):
+        coins = stream.words(min(_COINS, last - start)) >> np.uint64(11)
+        drawn.append(np.flatnonzero(coins < limit) + start)
+    stream.seek(begin)
+    stream.skip(COIN_BYTES * n)
+    return torch.from_numpy(np.concatenate(drawn))
 
 
 def _encrypt_zeros(cipher: CipherContext, words: NDArray[np.uint64]) -> None:

@@ -30,9 +30,10 @@ _MOVING = {CHECKSUMS, "anchor.json", "budget_anchor.json"}
 _COMPOSITION = (
     "The clip bound and the publications are Gaussian releases, whose costs add in mu squared "
     "(Dong, Roth & Su 2022). Such a release is a step that uses every record, and composes with "
-    "the steps of the training as these do among themselves. Neighbours: one record added or "
+    "the steps of the training as these do among themselves. Neighbours: {} added or "
     "removed; n is public."
 )
+_NEIGHBOURS = {"record": "one record", "person": "all records of one person"}
 
 
 def write_ledger(run: Run, budget: Budget) -> Path:
@@ -162,8 +163,8 @@ def _page(run: Run, entries: Sequence[Entry], limit: Limit | None) -> dict[str, 
         "total": {
             "epsilon": _known(plan, steps, releases),
             "delta": plan.delta,
-            "composition": _COMPOSITION,
-            "per": "record",
+            "composition": _COMPOSITION.format(_NEIGHBOURS[plan.per]),
+            "per": plan.per,
         },
         "per_person": _per_person(run, releases),
         "publications": [asdict(entry) for entry in entries],

@@ -50,7 +50,8 @@ class Statement:
     `kind` and `method`: as of the run's ε's. `releases`: how many publications and clip bounds are
     in the figures. `randomness`: where noise and coins came from. `sums_covered`: whether
     floating-point effects of sums are within what is charged. `training_worst_case`: ε of one
-    record without releases. `records`: each of the owner's.
+    record without releases. `records`: each of the owner's. `unit`: the plans'; where it is
+    `"owner"`, the only one of `records` stands for all that the owner has.
     """
 
     owner: str
@@ -71,11 +72,17 @@ class Statement:
     others: tuple[str, ...] = ()
     unmatched: int = 0
     elsewhere: int = 0
+    unit: str = "record"
 
     @property
     def guarantee(self) -> float:
         """The most that a detector with 1 % false alarms finds, for certain."""
         return detection(self.worst_case, self.delta)
+
+    @property
+    def together(self) -> bool:
+        """Whether the figures are those of several records together."""
+        return self.unit == "owner" or len(self.records) > 1
 
     @property
     def along_trajectory(self) -> float:
@@ -90,7 +97,7 @@ class Statement:
     def to_dict(self) -> dict[str, Any]:
         """The statement as plain values, for JSON; an ε without a bound is None."""
         fields = asdict(self)
-        fields["per"] = "person" if len(self.records) > 1 else "record"
+        fields["per"] = "person" if self.together else "record"
         fields["randomness"]["secret"] = self.randomness.secret
         fields["detection"] = {
             "false_alarms": FALSE_ALARMS,
@@ -143,6 +150,7 @@ def common_facts(added: CombinedRuns, delta: float) -> dict[str, Any]:
         "sums_covered": all(one.journal.sums_covered for one in runs),
         "training_worst_case": added.training.worst_case(delta),
         "others": tuple(str(one.path) for one in runs[1:]),
+        "unit": run.plan.unit,
     }
 
 
@@ -173,7 +181,7 @@ def stated(
             alone[some] = way.training.epsilons(at_places, at).values
     worst = added.worst_case(at)
     worst_together, together = worst, float(found[0])
-    if len(rows) + elsewhere > 1:
+    if run.plan.unit == "record" and len(rows) + elsewhere > 1:
         worst_together = chain_rule([added.worst_case] * (len(rows) + elsewhere), at)
     if len(rows) > 1:
         # Small ε's first: each weighs on the δ's of those after it.

@@ -1,7 +1,8 @@
 """What all records of one owner cost together, for every owner of a run.
 
-A worst case, and an individual ε, are per record. Someone with several records is protected by as
-much less, and per person is what `chain_rule` makes of the records' ε's.
+Unless the plan's unit is an owner, a worst case and an individual ε are per record. Someone with
+several records is protected by as much less, and per person is what `chain_rule` makes of the
+records' ε's.
 """
 
 from __future__ import annotations
@@ -61,17 +62,21 @@ def person_worst_case(
     """ε at δ of several records of one person, whatever they contain: the guarantee per person.
 
     `run`; `records`: how many, at least 1; `releases`: everything let out beside the training.
-    `delta`: by default the plan's. Of the run as it is, or as it will be before step `until`.
+    `delta`: by default the plan's. Of the run as it is, or as it will be before step `until`. Where
+    the plan's unit is an owner it is the run's worst case.
     """
     at = run.plan.delta if delta is None else delta
     worst = run.journal.worst_case
+    if run.plan.unit == "owner":
+        return worst(until=until, delta=at, releases=releases)
     return chain_rule([lambda d: worst(until=until, delta=d, releases=releases)] * records, at)
 
 
 def persons(run: Run, epsilons: Epsilons) -> Persons | None:
     """Combined ε's of all owners of `run`, with everything let out so far.
 
-    `epsilons`: `run.epsilons(delta)` for the δ in question. None if the run has no owners.
+    `epsilons`: `run.epsilons(delta)` for the δ in question. None if the run has no owners, or its
+    examples are owners.
     """
     if run.examples.owners is None:
         return None

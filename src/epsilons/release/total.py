@@ -46,7 +46,8 @@ class Part:
     `unmatched`: how many of its examples are not added up, by reason. `name`: its folder.
     `examples`: how many it has. `steps`: how many every example has paid for, of `planned_steps`
     (None: unknown length). `worst_case`: its own, with what it released. `kind`, `releases`,
-    `randomness` and `sums_covered` as in a `Statement`.
+    `randomness` and `sums_covered` as in a `Statement`; `per`: `"record"`, or `"person"` where the
+    examples are owners.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Part:
     randomness: Randomness
     sums_covered: bool
     unmatched: Mapping[str, int]
+    per: str = "record"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -87,6 +89,11 @@ class Total:
         return self.epsilons.delta
 
     @property
+    def per(self) -> str:
+        """Whom each ε is about, `"record"` or `"person"`: the runs' `plan.per`."""
+        return self.parts[0].per
+
+    @property
     def kind(self) -> Kind:
         """The weakest kind of the runs, which is that of the sums."""
         return self.epsilons.kind
@@ -102,7 +109,7 @@ def total(runs: Sequence[Run], *, delta: float | None = None, method: Method = "
     runs' results. Where later plans were chosen after seeing earlier runs, it is an account of what
     was spent, and no promise that was made beforehand. `runs`: one or more, all different.
     `method`: the accountant, `"tight"` (the default), `"rdp"` or `"rdp-classic"`. ValueError if
-    their δ's differ and none is given.
+    their δ's differ and none is given, or some count records and some owners.
     """
     expect_different(runs)
     combined = CombinedRuns(runs, method)
@@ -121,6 +128,7 @@ def total(runs: Sequence[Run], *, delta: float | None = None, method: Method = "
             randomness=run.journal.randomness,
             sums_covered=run.journal.sums_covered,
             unmatched=reasons,
+            per=run.plan.per,
         )
         for run, kind, reasons in zip(runs, combined.kinds, unmatched, strict=True)
     )
@@ -140,6 +148,12 @@ class CombinedRuns:
         self, runs: Sequence[Run], method: Method = "tight", *, releases: Releases | None = None
     ) -> None:
         """`releases`: everything let out beside the trainings, unless given."""
+        units = {run.plan.unit for run in runs}
+        if len(units) > 1:
+            raise ValueError(
+                "some of the runs count records and some owners (unit); what they cost per record "
+                "and per person doesn't add up. Add up those of one unit"
+            )
         self.runs = tuple(runs)
         self.method = method
         self.releases = (

@@ -48,13 +48,20 @@ def statement_html(statement: Statement) -> str:
     return "\n".join(parts) + "\n"
 
 
+def _what(statement: Statement) -> str:
+    if statement.unit == "owner":
+        return "your records together"
+    count = len(statement.records)
+    return f"your {count} records together" if count > 1 else "your record"
+
+
 def _title(statement: Statement) -> str:
     return f"Privacy statement for {statement.owner}, {statement.date}"
 
 
 def _sections(statement: Statement) -> list[tuple[str, list[str]]]:
-    several = len(statement.records) > 1
-    what = f"your {len(statement.records)} records together" if several else "your record"
+    several = statement.together
+    what = _what(statement)
     per = "per person" if several else "per record"
     secret = statement.randomness.secret
     if statement.meaningful:
@@ -96,7 +103,7 @@ def _sections(statement: Statement) -> list[tuple[str, list[str]]]:
             "cautious of two readings: a step between two measurements counts with the larger of "
             "both. It is rarely far too low, and may be."
         )
-    if several:
+    if len(statement.records) > 1:
         observed.append("Your records are bounded together by taking them out one after the other.")
     others = statement.others
     added = f", the training of {', '.join(others)}" if others else ""
@@ -130,7 +137,8 @@ def _sections(statement: Statement) -> list[tuple[str, list[str]]]:
     if not statement.sums_covered:
         which = "one of these runs" if others else "this run"
         guarantee.append(
-            f"Of {which}, {NOT_COVERED}: rounding may let a record weigh more than these figures "
+            f"Of {which}, {NOT_COVERED}: rounding may let a "
+            f"{'person' if statement.unit == 'owner' else 'record'} weigh more than these figures "
             "say."
         )
     return [
@@ -152,9 +160,18 @@ def _figures(statement: Statement) -> list[tuple[str, str]]:
     else:
         rows.append(("per record: worst case ε, all included", epsilon_text(statement.worst_case)))
     training = epsilon_text(statement.training_worst_case)
-    rows.append(("per record: worst case ε, training alone", training))
-    for record in statement.records:
-        rows += _record(record)
+    if statement.unit == "owner":
+        (own,) = statement.records
+        rows = [
+            ("per person: worst case ε, all included", epsilon_text(statement.worst_case)),
+            ("per person: worst case ε, training alone", training),
+            ("your records together: ε, all included", epsilon_text(own.epsilon)),
+            ("your records together: ε, training alone", epsilon_text(own.training_epsilon)),
+        ]
+    else:
+        rows.append(("per record: worst case ε, training alone", training))
+        for record in statement.records:
+            rows += _record(record)
     return [
         *rows,
         ("δ", f"{statement.delta:g}"),

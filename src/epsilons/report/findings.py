@@ -27,6 +27,7 @@ from epsilons.analysis import (
     norm_course,
     other_clip_bounds,
 )
+from epsilons.analysis.attack import expect_comparable
 from epsilons.randomness import Randomness
 from epsilons.release import Persons, persons, releases_of
 from epsilons.runs import Run
@@ -89,6 +90,10 @@ def findings(run: Run) -> Findings:
     epsilons, examples, test = run.epsilons(), run.examples, run.test
     missing: dict[str, str] = {}
 
+    def attacked() -> Attack:
+        expect_comparable(run)
+        return loss_threshold_attack(examples, test, by)
+
     def had(what: str, compute: Callable[[], Found]) -> Found | None:
         try:
             return compute()
@@ -138,7 +143,7 @@ def findings(run: Run) -> Findings:
         norms=had("norms over training", lambda: norm_course(run, main)) if main else None,
         course=had("ε over training", lambda: epsilon_course(run)) if private else None,
         bounds=had("other clip bounds", lambda: other_clip_bounds(run, main)) if private else None,
-        attack=had("attack", lambda: loss_threshold_attack(examples, test, by)),
+        attack=had("attack", attacked),
         persons=persons(run, epsilons) if private else None,
         missing=missing,
     )

@@ -61,7 +61,9 @@ def render_report(found: Findings) -> str:
         f=found,
         eps=eps,
         guess=sentences.guess(found.total, eps.delta),
-        per_person=sentences.per_person(found.persons),
+        per_person=[sentences.drawn_together(found.plan)]
+        if found.plan.unit == "owner"
+        else sentences.per_person(found.persons),
         sure=sentences.sure(found),
         kind=sentences.KINDS[eps.kind],
         gap=sentences.gap(found.main) if found.main else "",

@@ -28,7 +28,7 @@ from epsilons.release import renew_ledger
 from epsilons.release.ledger import EPSILONS
 from epsilons.report.charts import Chart, chart, rows_height
 from epsilons.report.page import TITLE, render
-from epsilons.report.sentences import guess, per_person_published
+from epsilons.report.sentences import drawn_together, guess, per_person_published
 from epsilons.runs import Run
 
 _BOUND = "median of initial gradient norms"
@@ -148,7 +148,9 @@ def render_public_report(found: Published) -> str:
         kicker=f"public report on {found.name}",
         f=found,
         guess=guess(found.worst_case, found.plan.delta),
-        per_person=per_person_published((found.ledger or {}).get("per_person")),
+        per_person=drawn_together(found.plan)
+        if found.plan.unit == "owner"
+        else per_person_published((found.ledger or {}).get("per_person")),
         half=found.quantiles.get(0.5),
         worth=WORTH[found.kind],
         charts=_charts(found),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from epsilons.accounting.plan import Plan
 from epsilons.accounting.printed import epsilon_text
 from epsilons.accounting.results import small_bound
 from epsilons.analysis import (
@@ -78,6 +79,14 @@ def guess(epsilon: float, delta: float) -> float:
     """
     small = math.exp(-epsilon)
     return min(1.0, (1 + delta * small) / (1 + small))
+
+
+def drawn_together(plan: Plan) -> str:
+    """Why the guarantee is per person where the plan's unit is an owner."""
+    return (
+        f"One coin drew a person with all their records, at most {plan.max_records_per_owner}, and "
+        "the sum of their gradients was clipped: so it holds for all records of a person together."
+    )
 
 
 def per_person(found: Persons | None) -> list[str]:

@@ -8,11 +8,11 @@ from epsilons.training.evaluation import correct_class
 from epsilons.training.fit import fit
 from epsilons.training.inspection import steps_are_batch_invariant
 from epsilons.training.interrupt import Interrupted
-from epsilons.training.loop import Step
 from epsilons.training.losses import supervised
 from epsilons.training.private_training import PrivateTraining
 from epsilons.training.sampling import PoissonLoader
 from epsilons.training.step import private_step
+from epsilons.training.taken import Step
 
 __all__ = [
     "Callbacks",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from epsilons.training.loop import Step
+from epsilons.training.taken import Step
 
 OnStep = Callable[[Step], None]
 

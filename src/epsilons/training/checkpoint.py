@@ -66,6 +66,19 @@ class Pending:
         }
 
     @classmethod
+    def joined(cls, parts: Sequence[Pending]) -> Pending:
+        """Those of several processes as one, step by step in the order of the processes."""
+        whole = cls()
+        for step in sorted({p.first + k for p in parts for k in range(len(p.indices))}):
+            here = [(p, step - p.first) for p in parts if 0 <= step - p.first < len(p.indices)]
+            whole.add(
+                step,
+                np.concatenate([p.indices[k] for p, k in here]),
+                np.concatenate([p.norms[k] for p, k in here]),
+            )
+        return whole
+
+    @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Pending:
         indices, norms = ([t.numpy() for t in plain[name]] for name in ("indices", "norms"))
         return cls(plain["first"], indices, norms)
@@ -91,6 +104,7 @@ class State:
     kept: Sequence[Stateful]
     followed: Tensor
     micro_batch: int | None
+    shards: int = 1
     streams: Streams = field(init=False)
     step: int = 0
     loss: float = float("nan")  # of the step before
@@ -119,7 +133,13 @@ class State:
             if not _equal(before.checksums, now.checksums):
                 return False
             now = before
-        content = {
+        with private_file(path) as file:
+            torch.save(self.content(now), file)
+        return True
+
+    def content(self, now: BeforeBody) -> dict[str, Any]:
+        """What a checkpoint holds, with what the body may change as it is `now`."""
+        return {
             "step": self.step,
             "model": self.model.state_dict(),
             "modes": now.modes,
@@ -129,6 +149,7 @@ class State:
             "scheduled_by": type(self.scheduler).__name__,
             "kept": [plain_state(state, f"state[{k}]") for k, state in enumerate(now.kept)],
             "micro_batch": self.micro_batch,
+            "shards": self.shards,
             "loss": self.loss,
             "unseen": self.unseen,
             "streams": self.streams.state(),
@@ -136,9 +157,6 @@ class State:
             "sampled_norms": self.sampled_norms.to_plain(),
             "followed_norms": self.followed_norms.to_plain(),
         }
-        with private_file(path) as file:
-            torch.save(content, file)
-        return True
 
     def load(self, content: dict[str, Any]) -> None:
         """Take over what `save` wrote, into the same objects; the streams are the caller's."""
@@ -172,6 +190,11 @@ class State:
         self.followed = content["followed"]
         self.sampled_norms = Pending.from_plain(content["sampled_norms"])
         self.followed_norms = Pending.from_plain(content["followed_norms"])
+
+    def checksum(self) -> str:
+        """A digest of weights and optimizer, for comparison with other processes."""
+        sums = [checksum(tensor).cpu() for tensor in self._large()]
+        return hashlib.sha256(torch.stack(sums).numpy().tobytes()).hexdigest()[:16]
 
     def _large(self) -> list[Tensor]:
         return list(tensors_in((self.model.state_dict(), self.optimizer.state_dict()["state"])))
@@ -257,15 +280,14 @@ class Releases:
         """Whether the digest of a step is on record."""
         return os.fstat(self._file).st_size >= _offset(step + 1)
 
-    def witness(self, step: int, released: dict[str, Tensor]) -> None:
+    def witness(self, step: int, released: dict[str, Tensor]) -> bytes:
         """Note the digest of a release; ReplayDiffers if the step released something else."""
-        hasher = hashlib.sha256()
-        for tensor in released.values():
-            hasher.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        digest = release_digest(released)
         if not self.has(step):
-            self._write(_offset(step), hasher.digest())
-        elif os.pread(self._file, _DIGEST, _offset(step)) != hasher.digest():
+            self._write(_offset(step), digest)
+        elif os.pread(self._file, _DIGEST, _offset(step)) != digest:
             raise ReplayDiffers
+        return digest
 
     def close(self) -> None:
         os.close(self._file)
@@ -273,6 +295,14 @@ class Releases:
     def _write(self, offset: int, digest: bytes) -> None:
         if os.pwrite(self._file, digest, offset) < len(digest):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def release_digest(released: dict[str, Tensor]) -> bytes:
+    """SHA-256 of what a step released."""
+    hasher = hashlib.sha256()
+    for tensor in released.values():
+        hasher.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return hasher.digest()
 
 
 def _offset(step: int) -> int:

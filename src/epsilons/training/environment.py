@@ -6,13 +6,18 @@ the same noise and different sums would reveal their difference.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
+
+from epsilons.training.distributed import Ranks
+from epsilons.training.shards import Shards
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -43,7 +48,7 @@ def environment(where: torch.device, compiled: bool) -> dict[str, str]:
         "torch": str(torch.__version__),
         "numpy": np.__version__,
         "python": platform.python_version(),
-        "device": f"{where} {device}",
+        "device": f"{where.type} {device}",
         "threads": str(torch.get_num_threads()),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
         "reproducible products": os.environ.get("MKL_CBWR", ""),
@@ -51,3 +56,21 @@ def environment(where: torch.device, compiled: bool) -> dict[str, str]:
         "precision": torch.get_float32_matmul_precision(),
         "boot": _BOOT.read_text().strip() if _BOOT.exists() else platform.node(),
     }
+
+
+def environment_of_all(ranks: Ranks, shards: Shards, here: dict[str, str]) -> dict[str, str]:
+    """What the processes have together, `here` being this one's: the same for any number of them.
+
+    The boot is that of rank 0, which has the files. Of each shard it says where it is gone through,
+    as far as that is elsewhere than the first.
+    """
+    if shards.count == 1:
+        return here
+    every = ranks.together(lambda: {k: v for k, v in here.items() if k != "boot"})
+    places = [
+        json.dumps(every[rank], sort_keys=True)
+        for rank, (first, last) in enumerate(pairwise(shards.rank_numbers))
+        for _ in range(first, last)
+    ]
+    other = {f"shard {k}": place for k, place in enumerate(places) if place != places[0]}
+    return {**every[0], "boot": here["boot"], "shards": str(shards.count), **other}

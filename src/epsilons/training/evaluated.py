@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from torch.utils.data import Dataset
 
 from epsilons.examples import Examples
@@ -21,16 +22,40 @@ class EvaluatedTraining(PrivateTraining):
     test_examples: Examples | None = None
 
     def outcomes(self, data: Dataset[Any]) -> Outcomes:
-        """Losses and correctness of every example of `data` now."""
-        return outcomes(
-            self._model, self._loss_fn, self.correct_fn, data, self._where, self._collate_fn,
-            at_a_time=min(AT_A_TIME, self._micro_batch or AT_A_TIME),
-        )  # fmt: skip
+        """Losses and correctness of every record of `data` now.
+
+        To be called on all ranks: each goes through its share, and rank 0 has them all.
+        """
+        ranks, n = self._ranks, len(data)  # type: ignore[arg-type]
+        shards = self._shards if n == self._plan.n else self._shards.of(n)
+        _, loss_fn, collate_fn = self._unit.given
+        at_a_time = min(AT_A_TIME, self._unit.micro_batch or AT_A_TIME)
+
+        def evaluated(shard: tuple[int, int, int]) -> Outcomes:
+            return outcomes(
+                self._model, loss_fn, self.correct_fn, data, self._where, collate_fn,
+                at_a_time=at_a_time, part=shard[1:], beat=ranks.beat,
+            )  # fmt: skip
+
+        found = list[Outcomes]()
+        ranks.together(lambda: found.extend(map(evaluated, shards.parts())))
+        losses = np.concatenate([losses for losses, _ in found])
+        whole = ranks.to_first(losses, shards.rank_edges)
+        if self.correct_fn is None:
+            return (losses if whole is None else whole), None
+        correct = np.concatenate([right for _, right in found if right is not None])
+        right = ranks.to_first(correct, shards.rank_edges)
+        return (losses if whole is None else whole), (correct if right is None else right)
 
     def _before_sealing(self) -> None:
-        held_out = None
-        if self.test is not None:
-            names = self.test_examples or Examples.numbered(len(self.test))  # type: ignore[arg-type]
-            held_out = names.with_outcomes(*self.outcomes(self.test))
-        losses, correct = self.outcomes(self._train)
-        self.run.record_outcomes(losses, correct, held_out)
+        held_out = None if self.test is None else self.outcomes(self.test)
+        found = self.outcomes(self._unit.given[0])
+
+        def record() -> None:
+            test = None
+            if held_out is not None and self.test is not None:
+                names = self.test_examples or Examples.numbered(len(self.test))  # type: ignore[arg-type]
+                test = names.with_outcomes(*held_out)
+            self.run.record_outcomes(*self._unit.outcomes(*found), test)
+
+        self._ranks.first(record)

@@ -44,24 +44,28 @@ def outcomes(
     collate_fn: Collate = default_collate,
     *,
     at_a_time: int,
+    part: tuple[int, int] | None = None,
+    beat: Callable[[], None] = lambda: None,
 ) -> Outcomes:
-    """Losses (n,) and, with a `correct_fn`, correctness (n,), in evaluation mode.
+    """Losses (k,) and, with a `correct_fn`, correctness (k,), in evaluation mode.
 
+    Of all, or from the first of `part` to before its last. `beat` is called after every batch.
     Modes of the modules and random generators are left as they were.
     """
-    n = len(data)  # type: ignore[arg-type]
-    losses, correct = np.empty(n), np.empty(n, dtype=bool)
+    begin, end = (0, len(data)) if part is None else part  # type: ignore[arg-type]
+    losses, correct = np.empty(end - begin), np.empty(end - begin, dtype=bool)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with own_generators(where, seed=0), torch.no_grad():
-            for first in range(0, n, at_a_time):
-                part = slice(first, min(first + at_a_time, n))
-                chosen = torch.arange(part.start, part.stop)
+            for first in range(begin, end, at_a_time):
+                chosen = torch.arange(first, min(first + at_a_time, end))
+                here = slice(first - begin, first - begin + len(chosen))
                 batch = to_device(batch_of(data, chosen, collate_fn), where)
-                losses[part] = loss_fn(model, batch).double().cpu().numpy()
+                losses[here] = loss_fn(model, batch).double().cpu().numpy()
                 if correct_fn is not None:
-                    correct[part] = correct_fn(model, batch).cpu().numpy()
+                    correct[here] = correct_fn(model, batch).cpu().numpy()
+                beat()
     finally:
         for module, training in modes:
             module.training = training

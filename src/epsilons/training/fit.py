@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from epsilons.gradients.norms import LossFn
 from epsilons.runs import Run, expect_free
 from epsilons.training.arguments import check_data_set
 from epsilons.training.checkpoint import Stateful
+from epsilons.training.distributed import Ranks, joined
 from epsilons.training.evaluated import EvaluatedTraining
 from epsilons.training.evaluation import CorrectFn
 from epsilons.training.interrupt import interruptible
-from epsilons.training.loop import Step
-from epsilons.training.progress import training_bar
+from epsilons.training.progress import Show, training_bar
 from epsilons.training.sampling import Collate
+from epsilons.training.taken import Step
 
 
 def fit(
@@ -51,6 +53,7 @@ def fit(
     max_epsilon: float | None = None,
     resume: bool = False,
     compile: Compile = "auto",
+    shards: int | None = None,
 ) -> Run:
     """Train `model` as `plan` says and leave a run folder at `out`.
 
@@ -64,17 +67,15 @@ def fit(
     with; if there is none, a new one begins, and that is said. Ctrl-C and SIGTERM stop between two
     steps (`Interrupted`), where the same call with `resume=True` goes on. `optimizer`, `loss_fn`,
     `train`, `examples`, `scheduler`, `seed`, `device`, `micro_batch`, `collate_fn`, `num_workers`,
-    `follow`, `max_epsilon` and `compile` are those of `PrivateTraining`, as are guarantees and
-    errors. The finished `Run` comes back.
+    `follow`, `max_epsilon`, `compile` and `shards` are those of `PrivateTraining`, as are
+    guarantees and errors. The finished `Run` comes back. Under torchrun all ranks make the call
+    together; `on_step` is called on rank 0, and the `Run` of the others is for reading.
     """
     out = Path(out).absolute()
     if test is not None:
         check_data_set("test", test)
-    if not resume:
-        expect_free(out)
-    elif not (out / "private" / "journal.sqlite").exists():
-        talk = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-        talk.print(f"nothing to resume at {out}: a new run begins")
+    ranks = joined()
+    ranks.first(lambda: _expect_startable(out, resume))
     training = _Fit(
         model,
         optimizer,
@@ -93,16 +94,16 @@ def fit(
         follow=follow,
         max_epsilon=max_epsilon,
         compile=compile,
+        shards=shards,
     )
-    if training.run.finished:
-        raise ValueError(f"{out} is finished; there is nothing to resume")
+    ranks.first(lambda: _expect_unfinished(training.run))
     training.correct_fn, training.test, training.test_examples = correct_fn, test, test_examples
     with (
         interruptible() as training.signal,
-        training_bar(training.run.journal, training.last_step) as show,
+        _bar(training, ranks) as show,
     ):
         for step in training:
-            if on_step is not None:
+            if on_step is not None and step.main:
                 on_step(step)
             accuracy = None
             if evaluate_every and test is not None and (step.number + 1) % evaluate_every == 0:
@@ -110,6 +111,25 @@ def fit(
                 accuracy = None if right is None else float(right.mean())
             show(step.number + 1, step.loss, accuracy, training.refresh_seconds)
     return training.run
+
+
+def _expect_startable(out: Path, resume: bool) -> None:
+    if not resume:
+        expect_free(out)
+    elif not (out / "private" / "journal.sqlite").exists():
+        talk = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+        talk.print(f"nothing to resume at {out}: a new run begins")
+
+
+def _expect_unfinished(run: Run) -> None:
+    if run.finished:
+        raise ValueError(f"{run.path} is finished; there is nothing to resume")
+
+
+def _bar(training: _Fit, ranks: Ranks) -> AbstractContextManager[Show]:
+    if not ranks.main:
+        return nullcontext(lambda done, loss, right, refresh: None)
+    return training_bar(training.run.journal, training.last_step)
 
 
 class _Fit(EvaluatedTraining):

@@ -23,6 +23,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from epsilons.accounting.plan import Plan
 from epsilons.examples import Examples
+from epsilons.training.distributed import ALONE, Ranks
+from epsilons.training.owners import OwnedRecords
 
 LOSS = "loss_fn"  # a change of it is warned of, the others are refused
 _HEX = 32  # hexadecimal digits of a record's digest
@@ -92,6 +94,17 @@ def difference(then: dict[str, str], now: dict[str, str], besides: str) -> str:
     return ", ".join(changed[:3]) + more
 
 
+def expect_one_call(ranks: Ranks, me: dict[str, str], given: dict[str, Any]) -> None:
+    """ValueError unless all processes train the same, by the same call."""
+    every = ranks.together(lambda: me | {name: repr(value) for name, value in given.items()})
+    for rank, its in enumerate(every):
+        if changed := difference(every[0], its, besides=LOSS):
+            raise ValueError(
+                f"rank {rank} trains something else than rank 0, so that they can't share a run: "
+                f"{changed}. All ranks make the same call, with the whole data set"
+            )
+
+
 def data_digest(data: Dataset[Any]) -> str:
     """SHA-256 of all tensors of a data set, or of some of its examples if it is of other kinds.
 
@@ -99,45 +112,71 @@ def data_digest(data: Dataset[Any]) -> str:
     """
     if isinstance(data, TensorDataset):
         return _digest(_bytes(tensor) for tensor in data.tensors)
+    if isinstance(data, OwnedRecords):
+        return _digest([data_digest(data.records).encode(), data.owner.tobytes()])
     n = len(data)  # type: ignore[arg-type]
     first, second = _probed(data, n), _probed(data, n)
     return first if first == second else f"{n} examples, drawn anew at each look"
 
 
-def with_digests(examples: Examples, data: Dataset[Any]) -> Examples:
-    """The examples with the digests of their records; given ones stay."""
+def with_digests(examples: Examples, data: Dataset[Any], ranks: Ranks = ALONE) -> Examples:
+    """The examples with the digests of their records, on rank 0; given ones stay.
+
+    Each process goes through its share of the data.
+    """
     if examples.digests is not None:
         return examples
-    return replace(examples, digests=record_digests(data))
+    n = len(data)  # type: ignore[arg-type]
+    edges = np.array([n * rank // ranks.count for rank in range(ranks.count + 1)])
+    found: NDArray[np.bytes_] | None = None
+
+    def digested() -> bool:
+        nonlocal found
+        found = record_digests(data, int(edges[ranks.rank]), int(edges[ranks.rank + 1]))
+        return found is not None
+
+    if not all(ranks.together(digested)) or found is None:
+        return examples
+    return replace(examples, digests=ranks.to_first(found, edges))
 
 
-def record_digests(data: Dataset[Any]) -> NDArray[np.bytes_] | None:
+def record_digests(
+    data: Dataset[Any], first: int = 0, last: int | None = None
+) -> NDArray[np.bytes_] | None:
     """(n,) what each record is known by, whatever its id: 128 bits of SHA-256 in hexadecimal.
 
     Over type, shape and content of the record's tensors in order, so that a record has the same
-    digest in every data set that gives it as the same tensors. None for a data set that gives an
+    digest in every data set that gives it as the same tensors. An owner's is made of those of their
+    records. None for a data set that gives an
     example differently at each access. To be kept private: who can guess a record can
-    compute its digest.
+    compute its digest. `first`, `last`: of the records from `first` to before `last` alone.
     """
+    if isinstance(data, OwnedRecords):
+        single = record_digests(data.records)
+        return None if single is None else data.combined_digests(single)[first:last]
     n = len(data)  # type: ignore[arg-type]
+    last = n if last is None else last
     if not isinstance(data, TensorDataset) and _probed(data, n) != _probed(data, n):
         return None
-    found = (hashlib.sha256(b"".join(parts)).hexdigest()[:_HEX] for parts in _records(data, n))
-    return np.fromiter((digest.encode() for digest in found), dtype=f"S{_HEX}", count=n)
+    found = (
+        hashlib.sha256(b"".join(parts)).hexdigest()[:_HEX] for parts in _records(data, first, last)
+    )
+    return np.fromiter((digest.encode() for digest in found), f"S{_HEX}", count=last - first)
 
 
-def _records(data: Dataset[Any], n: int) -> Iterator[list[bytes]]:
+def _records(data: Dataset[Any], first: int, last: int) -> Iterator[list[bytes]]:
     """What identifies each record: kind, length and bytes of each of its tensors."""
     if isinstance(data, TensorDataset):  # without n little tensors
         heads = [_head(str(t.dtype), tuple(t.shape[1:])) for t in data.tensors]
         rows = [
-            t.detach().cpu().contiguous().reshape(n, t.shape[1:].numel()).view(torch.uint8).numpy()
+            t[first:last].detach().cpu().contiguous()
+            .reshape(last - first, t.shape[1:].numel()).view(torch.uint8).numpy()
             for t in data.tensors
-        ]
-        for k in range(n):
+        ]  # fmt: skip
+        for k in range(last - first):
             yield [part for head, row in zip(heads, rows, strict=True) for part in (head, row[k])]
         return
-    for k in range(n):
+    for k in range(first, last):
         parts = []
         for leaf in tree_leaves(data[k]):
             content = _bytes(leaf)

@@ -24,9 +24,12 @@ class Interrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], int | None]]:
-    """The signal that came since, Ctrl-C's or SIGTERM; a second one stops at once, as usual."""
-    if threading.current_thread() is not threading.main_thread():
+def interruptible(wanted: bool = True) -> Iterator[Callable[[], int | None]]:
+    """The signal that came since, Ctrl-C's or SIGTERM; a second one stops at once, as usual.
+
+    Without being `wanted`, signals do what they did.
+    """
+    if not wanted or threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
     received: int | None = None

@@ -16,13 +16,15 @@ from typing import Any
 from epsilons.files import destroy, sync
 from epsilons.noise.keystream import KEY_BYTES, Keystream
 
+_STEPS = 1 << 40  # more than any run has: words of the seed streams for each shard
+
 
 class Streams:
     """What the steps draw from one key: coins, noise, and seeds for the loss (dropout).
 
     `number` says which key it is: the name of its file or, in a seeded run, how often the run had
-    been restarted. Seeds depend on the key and the step alone, so that passes over the data that
-    only measure change no weight.
+    been restarted. Seeds depend on the key, the step and the shard alone, so that passes over the
+    data that only measure change no weight, and it is one whichever process has the shard.
     """
 
     def __init__(self, number: int, key: Keystream) -> None:
@@ -36,17 +38,22 @@ class Streams:
     def seeded(cls, seed: int, restarts: int) -> Streams:
         return cls(restarts, Keystream.seeded(seed + (restarts << 64), b"key"))
 
-    def loss_seed(self, step: int) -> int:
-        """A seed of torch's generators for what the loss draws at `step`."""
-        return _word_at(self._losses, step)
+    @classmethod
+    def of(cls, number: int, key: bytes) -> Streams:
+        """Those of a secret key."""
+        return cls(number, Keystream(key, b"key"))
 
-    def pass_seed(self, step: int) -> int:
+    def loss_seed(self, step: int, shard: int = 0) -> int:
+        """A seed of torch's generators for what the loss draws at `step` in a shard."""
+        return _word_at(self._losses, step + shard * _STEPS)
+
+    def pass_seed(self, step: int, shard: int = 0) -> int:
         """The same for the passes before `step` that measure norms."""
-        return _word_at(self._passes, step)
+        return _word_at(self._passes, step + shard * _STEPS)
 
-    def data_seed(self, step: int) -> int:
+    def data_seed(self, step: int, shard: int = 0) -> int:
         """The same for what the data set draws when the batch of `step` is fetched."""
-        return _word_at(self._data, step)
+        return _word_at(self._data, step + shard * _STEPS)
 
     def state(self) -> dict[str, Any]:
         """Which key, and how far its streams were read: no secret."""
@@ -62,8 +69,8 @@ class Streams:
             stream.destroy()
 
 
-def new_key(folder: Path) -> Streams:
-    """The streams of a fresh secret key, whose file (mode 0600) is on disk."""
+def new_key(folder: Path) -> tuple[int, bytes]:
+    """Number and bytes of a fresh secret key, whose file (mode 0600) is on disk."""
     key, number = os.urandom(KEY_BYTES), secrets.randbits(63)
     # under its own name at once: a draft left by a crash would keep the key
     descriptor = os.open(_file(folder, number), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -72,16 +79,14 @@ def new_key(folder: Path) -> Streams:
         file.flush()
         os.fsync(descriptor)
     sync(folder)
-    return Streams(number, Keystream(key, b"key"))
+    return number, key
 
 
-def kept_key(folder: Path, number: int) -> Streams | None:
-    """The streams of a key whose file is there; None if it is not, or no longer."""
+def kept_key(folder: Path, number: int) -> bytes | None:
+    """A key whose file is there; None if it is not, or no longer."""
     file = _file(folder, number)
     key = file.read_bytes() if file.exists() else b""
-    if len(key) != KEY_BYTES or not any(key):
-        return None
-    return Streams(number, Keystream(key, b"key"))
+    return key if len(key) == KEY_BYTES and any(key) else None
 
 
 def destroy_keys(folder: Path, but: int | None = None) -> None:

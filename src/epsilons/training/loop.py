@@ -10,16 +10,17 @@ import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from epsilons.accounting.histories import clipping_thresholds
+from epsilons.accounting.plan import Plan
 from epsilons.files import private_file
-from epsilons.gradients.compile import Clipped
-from epsilons.gradients.isolation import own_generators, seed_generators
+from epsilons.gradients.isolation import own_generators
 from epsilons.gradients.norms import LossFn, trainable
 from epsilons.journal import SomeKind
 from epsilons.journal.run_entries import recorded_now
@@ -34,48 +35,31 @@ from epsilons.training.checkpoint import (
     Releases,
     ReplayDiffers,
     State,
-    read_checkpoint,
+    release_digest,
 )
-from epsilons.training.evaluation import to_device
+from epsilons.training.distributed import Ranks
 from epsilons.training.interrupt import Interrupted
 from epsilons.training.keys import Streams, destroy_keys, kept_key, new_key
 from epsilons.training.movement import MOVED_BY, Movement
+from epsilons.training.noisy_sum import NoisySum, Report
 from epsilons.training.norm_passes import NormPasses
-from epsilons.training.step import taken_step
+from epsilons.training.own_part import OwnPart, Part
+from epsilons.training.shards import Shards
+from epsilons.training.standing import Standing
+from epsilons.training.step import apply
+from epsilons.training.taken import Step
 
 RANGE = 32  # steps charged ahead at most
 CHECKPOINT_SECONDS = 30.0
-# relative: by so much the norm of an example may differ between a pass over all and a step
-_ROUNDING = 1e-3
-
-
-@dataclass(frozen=True)
-class Step:
-    """The step just taken.
-
-    `number`: from 0. `loss`: mean of the batch, before the step; private, NaN of an empty batch.
-    `replayed`: a process that was stopped had released this step, and may have shown it already.
-    `model` and `optimizer`: as the step left them. `run`: the run folder.
-    """
-
-    number: int
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    loss: float = field(repr=False)
-    run: Run
-    replayed: bool
-
-    @property
-    def worst_case(self) -> float:
-        """ε that the run guarantees for what is charged: up to this step, and a few ahead."""
-        return self.run.journal.worst_case()
+_WITNESSED, _DIFFERS, _FAILED = range(3)  # what rank 0 says of a release
 
 
 @dataclass
 class Loop:
-    """One run being carried out."""
+    """One run being carried out, by this process and others."""
 
-    run: Run
+    run: Run  # on rank 0; others know the plan, and where it is
+    plan: Plan
     state: State = field(repr=False)  # has norms of single examples
     loss_fn: LossFn
     batches: Batches
@@ -83,51 +67,54 @@ class Loop:
     seed: int | None
     where: torch.device
     environment: dict[str, str]
+    ranks: Ranks
+    shards: Shards
     refresh_seconds: float = 0.0
     spent: dict[str, float] = field(default_factory=lambda: {"refresh": 0.0, "step": 0.0})
 
     def __post_init__(self) -> None:
-        self.plan = self.run.plan
-        self.journal = self.run.journal
-        self.releases = Releases(self.run.private / RELEASES, self.environment)
-        self.norms: NDArray[np.float64] | None = None  # of all examples, as recorded
-        self._norms_step: int | None = None  # of whose weights they are, if of the present ones
-        self._norms_size = self.passes.micro_batch  # of the passes that measured them
+        self.releases: Releases | None = None  # on rank 0
+        if self.ranks.main:
+            self.releases = Releases(self.run.private / RELEASES, self.environment)
+        self.state.shards = self.shards.count
+        self.own = OwnPart(
+            self.plan, self.state, self.loss_fn, self.batches, self.passes, self.where, self.shards
+        )
         self._trained = self._what_is_trained()
         self._replaying = False  # with the key of an earlier process
         self._released = 0  # the first step that no earlier process can have released
+        self._replay_until = 0  # the first whose release is not on record
+        self._digest = 0  # of the last release
         self._movement: Movement | None = None
         self._saved = time.monotonic()
 
-    def restore(self) -> None:
-        """Start where the run stands: at its checkpoint, or at its beginning."""
-        charged, old = self.journal.steps_charged, None
-        checkpoint = self.run.private / CHECKPOINT
-        if checkpoint.exists():
-            content = read_checkpoint(checkpoint)
+    def restore(self, content: dict[str, Any] | None) -> None:
+        """Start where the run stands: at its checkpoint, if it has one, or at its beginning."""
+        self._stand = self.ranks.first(self._standing)
+        if content is not None:
             self.state.load(content)
-            self._norms_size = content["micro_batch"]
+            self.own.norms_size = content["micro_batch"]
             self.passes.micro_batch = self.state.micro_batch
-            if self.state.step > charged:
+            if self.state.step > self._stand.charged:
                 raise ValueError(
                     f"{self.run.path} has a checkpoint of step {self.state.step} and a journal "
-                    f"with {charged} steps charged: it was copied while a process was writing to "
-                    "it. Copy the folder again when none is"
+                    f"with {self._stand.charged} steps charged: it was copied while a process was "
+                    "writing to it. Copy the folder again when none is"
                 )
-            old = self._streams(content["streams"])
-        step = self.state.step
-        self._released = max(step, self.releases.count)
-        if charged == step:
-            self.releases.begin(step)  # nothing beyond the checkpoint can have been released
-        if not self.releases.known_from(step) or (old is None and self.releases.has(step)):
+        key, again, self._released, self._replay_until = self.ranks.first(
+            partial(self._left, content)
+        )
+        if again:
             self._renew()
-        elif old is not None:
-            self.state.streams, self._replaying = old, self.seed is None
+        elif key is not None and content is not None:
+            self.state.streams = self._streams(*key)
+            self.state.streams.seek(content["streams"])
+            self._replaying = self.seed is None
         else:
-            self._take_key(self.journal.restarts)
-        if self.journal.restarts:
-            publish_plan(self.run)  # in case a crash came before
-        self.norms = self._norms_at(self.state.step)
+            self._take_key(self._stand.restarts)
+        if self._stand.restarts:  # in case a crash came before
+            self.ranks.first(lambda: publish_plan(self.run))
+        self.own.norms = self._norms_at(self.state.step)
         if self.state.step < MOVED_BY:
             self._movement = Movement(self.state.model)
 
@@ -143,21 +130,21 @@ class Loop:
                 "optimizer has; they are fixed for a run. Freeze and unfreeze between two runs"
             )
         with own_generators(self.where, seed=0):  # each part of the step seeds them
-            if self._replaying and not self.releases.has(step):
-                self._take_key(self.journal.restarts)
+            if self._replaying and step >= self._replay_until:
+                self._take_key(self._stand.restarts)
             self._refresh(step)
-            if step == self.journal.steps_charged:
-                self.journal.charge(step, self._range_end(step, last))
+            if step == self._stand.charged:
+                self._charge(step, self._range_end(step, last))
             began = time.monotonic()
             try:
                 self._step(step)
             except ReplayDiffers:
                 self._renew()
-                renew_ledger(self.run)
+                self.ranks.first(lambda: renew_ledger(self.run))
                 return False
         self.spent["step"] += time.monotonic() - began
         self.state.step += 1
-        if self._movement is not None:
+        if self._movement is not None and self.ranks.main:
             self._movement = self._movement.after(self.state.step, last)
         if self.state.step == self._range_end(step, last) + 1:
             self._flush()
@@ -165,206 +152,246 @@ class Loop:
 
     def present(self) -> Step:
         """The step that was taken last."""
-        state = self.state
-        number = state.step - 1
+        state, number = self.state, self.state.step - 1
         return Step(
-            number, state.model, state.optimizer, state.loss, self.run, number < self._released
-        )
+            number, state.model, state.optimizer, state.loss, self.run, number < self._released,
+            self.ranks.main, lambda: self.plan.worst_case(steps=self._stand.counts),
+        )  # fmt: skip
 
-    def save_in_time(self) -> None:
-        """Write a checkpoint if the last one is old."""
-        if time.monotonic() - self._saved > CHECKPOINT_SECONDS:
-            self._save()
+    @property
+    def save_is_due(self) -> bool:
+        """Whether the last checkpoint is old."""
+        return time.monotonic() - self._saved > CHECKPOINT_SECONDS
+
+    def save(self, before: BeforeBody | None = None) -> bool:
+        """Write a checkpoint, if weights and optimizer are as they were `before`.
+
+        ValueError if those of two processes differ.
+        """
+        self._saved = time.monotonic()
+        self._gather()
+        if self.ranks.count > 1:
+            self.ranks.agree("the checksum of weights and optimizer", self.state.checksum())
+        return self.ranks.first(lambda: self.state.save(self.run.private / CHECKPOINT, before))
 
     def leave(self, before: BeforeBody) -> None:
         """Save the run as it was `before` the body of the step that was taken last."""
         self.state.unseen = True
         with suppress(OSError):  # else the last checkpoint stands, and steps are replayed
-            if self._save(before):
+            if self.save(before):
                 self._let_go()
 
-    def stop(self, signal: int, *, unseen: bool) -> None:
+    def stop(self, signal: int, *, unseen: bool) -> NoReturn:
         """Save, so that the run can be resumed, and say so; `unseen`: before the body of a step."""
         self.state.unseen = unseen
-        self._save()
+        self.save()
         self._let_go()
         raise Interrupted(self.run.path, self.state.step, signal)
 
     def finish_steps(self) -> None:
         """After the last step: nothing is left to replay, and no key is needed."""
         self._flush()
-        self._save()
-        destroy_keys(self.run.private)
+        self.save()
+        self.ranks.first(self._end)
         self.state.streams.destroy()
-        with private_file(self.run.private / "timings.json") as file:
-            file.write(json.dumps(self.spent).encode())
 
     def close(self) -> None:
         self.batches.close()
-        self.releases.close()
+        if self.releases is not None:
+            self.releases.close()
+
+    def _end(self) -> None:
+        destroy_keys(self.run.private)
+        with private_file(self.run.private / "timings.json") as file:
+            file.write(json.dumps(self.spent).encode())
 
     def _what_is_trained(self) -> tuple[list[str], list[int]]:
         groups = self.state.optimizer.param_groups
         return list(trainable(self.state.model)), [id(p) for g in groups for p in g["params"]]
 
+    def _standing(self) -> Standing:
+        return Standing.of(self.run.journal)
+
+    def _charge(self, first: int, last: int) -> None:
+        """Charge a range of steps. Nobody goes on to them before it is on disk."""
+        self.ranks.first(lambda: self.run.journal.charge(first, last))
+        self._stand.charge(self.plan, first, last)
+
     def _refresh(self, step: int) -> None:
         """Norms of all examples, if they are due."""
         if not self.plan.refresh_due(step):
             return
-        if step not in self.journal.refreshes_now():  # else a replay: the facts stand
+        if step not in self._stand.refreshes:  # else a replay: the facts stand
             began = time.monotonic()
-            found = self.passes.of_all(step, self.state.streams.pass_seed(step))
-            self._norms_size = self.passes.micro_batch
-            if self.state.micro_batch != self._norms_size:  # memory ran out
-                self.state.micro_batch = self._norms_size
-                self._save()  # before: a replay must know of what size these passes were
-            self.journal.record(step, found)
+            found = self.passes.of_all(step, partial(self.state.streams.pass_seed, step))
+            self.own.norms_size = self.passes.micro_batch
+            if self.state.micro_batch != self.own.norms_size:  # memory ran out
+                self.state.micro_batch = self.own.norms_size
+                self.save()  # before: a replay must know of what size these passes were
+            whole = self.ranks.to_first(found, self.shards.rank_edges)
+            self.ranks.first(lambda: self.run.journal.record(step, cast(Any, whole)))
+            self._stand.refreshes.add(step)
+            self._stand.random |= self.passes.random
             self.refresh_seconds = time.monotonic() - began
             self.spent["refresh"] += self.refresh_seconds
-        self.norms, self._norms_step = self.journal.norms(step), step
+        self.own.norms, self.own.norms_step = self._recorded(step), step
 
     def _step(self, step: int) -> None:
-        state, phase = self.state, self.plan.phase(step)
-        indices, batch = self.batches.take(state.streams, step)
-        if batch is not None:
-            batch = to_device(batch, self.where)
-        if len(state.followed):
-            followed = self.passes.of_some(
-                state.followed.numpy(), step, state.streams.pass_seed(step)
-            )
-        noise = _RecordedNoise(GridNoise(state.streams.noise), self.releases, step)
-
-        def take() -> Clipped:
-            seed_generators(state.streams.loss_seed(step))
-            return taken_step(
-                state.model,
-                state.optimizer,
-                self.loss_fn,
-                batch,
-                phase,
-                noise=noise,
-                bounds=self._bounds(indices, phase.max_grad_norm),
-                micro_batch=self.passes.micro_batch,
-                compile=self.passes.compiled,
-            )
-
-        taken = self.passes.within_memory(take, step, begun=lambda: noise.drawn)
-        state.micro_batch = self.passes.micro_batch
-        state.loss = float(taken.losses.mean()) if len(indices) else float("nan")
+        state, own = self.state, self.own
+        total = NoisySum(trainable(state.model), self.plan.phase(step), self.shards)
+        part, failed = Part(report=Report(failed=1)), None
+        try:
+            part = own.take(step, total, random=self._stand.random, digest=self._digest)
+        except Exception as error:
+            if self.ranks.count == 1:
+                raise
+            failed = error
+            total.clear()
+        total.over(self.ranks, GridNoise(state.streams.noise), part.report, self.where)
+        reports = total.reports()
+        if any(each.failed for each in reports):
+            self.ranks.fail(failed)
+        total.expect_one_model()
+        if self.passes.covered and any(each.uncovered for each in reports):
+            self.passes.not_covered(step)
+        released = total.released()
+        self._witness(step, released)
+        apply(state.model, state.optimizer, released)
+        sizes = [each.micro_batch for each in reports if each.micro_batch]
+        self.passes.micro_batch = state.micro_batch = min(sizes, default=None)
+        state.loss = total.loss()
         if state.scheduler is not None:
             state.scheduler.step()
-        found = taken.norms.cpu().numpy()
-        self.passes.note_non_finite(step, indices.numpy()[~np.isfinite(found)])
-        if self.plan.clipping == "max" and self._norms_step == step and not self.journal.random:
-            same = self._norms_size == state.micro_batch
-            self._expect_charged(step, indices.numpy(), found, same=same)
-        if self._records_sampled():
-            state.sampled_norms.add(step, indices.numpy(), found)
+        self.passes.note_non_finite(step, part.sampled[~np.isfinite(part.norms)])
+        self._note_larger(step, reports)
+        if own.says_more(self._stand.random):
+            state.sampled_norms.add(step, part.sampled, part.norms)
         if len(state.followed):
-            state.followed_norms.add(step, state.followed.numpy(), followed)
+            state.followed_norms.add(step, part.followed, part.followed_norms)
 
-    def _expect_charged(
-        self, step: int, indices: NDArray[np.int64], norms: NDArray[np.float64], *, same: bool
-    ) -> None:
-        """Note it if an example may have added more to this step than was charged just before.
+    def _note_larger(self, step: int, reports: list[Report]) -> None:
+        larger = any(each.larger for each in reports)
+        reshaped = any(each.reshaped for each in reports)
+        if not (larger or reshaped):
+            return
+        estimate = self.ranks.first(lambda: self.run.journal.kind == "estimate")
+        if larger or not estimate:
+            self.ranks.first(lambda: self.run.journal.record_random("norms", step))
+            self._stand.random = True
 
-        `same`: its pass was of the shape of the refresh.
-        """
-        assert self.norms is not None
-        bound = self.plan.phase(step).max_grad_norm
-        added = np.where(np.isfinite(norms), np.minimum(norms, bound), 0.0)
-        charged = np.nan_to_num(self.norms[indices], nan=bound)
-        more = (added > charged * (1 + _ROUNDING) + _ROUNDING**2 * bound).any()
-        if more or (not same and self.journal.kind != "estimate"):
-            self.journal.record_random("norms", step)
-
-    def _records_sampled(self) -> bool:
-        """Whether the norms that a step computes say more than those of its refresh."""
-        if self.plan.clipping != "max" or self.norms is None:
-            return False
-        return self.plan.refresh_every != 1 or bool(self.journal.random)
-
-    def _bounds(self, indices: Tensor, bound: float) -> float | Tensor:
-        """Clip bounds of the drawn examples, or the common one."""
-        if self.plan.clipping == "none":
-            return float("inf")
-        if self.plan.clipping == "max":
-            return bound
-        assert self.norms is not None  # thresholds are refreshed at step 0
-        chosen = self.norms[indices.numpy()]
-        return torch.from_numpy(clipping_thresholds(chosen, bound, self.plan.levels))
+    def _witness(self, step: int, released: dict[str, Tensor]) -> None:
+        """Note what is released before anyone can see it, here or on another rank."""
+        verdict, failed, digest = _WITNESSED, None, b""
+        try:
+            if self.releases is not None:
+                digest = self.releases.witness(step, released)
+            else:
+                digest = release_digest(released)
+        except ReplayDiffers:
+            verdict = _DIFFERS
+        except OSError as error:
+            if self.ranks.count == 1:
+                raise
+            verdict, failed = _FAILED, error
+        verdict = self.ranks.agree_on(verdict)
+        if verdict == _FAILED:
+            self.ranks.fail(failed)
+        if verdict == _DIFFERS:
+            raise ReplayDiffers
+        self._digest = int.from_bytes(digest[:8], "big") >> 1
 
     def _range_end(self, step: int, last: int) -> int:
         """The last step of the range that begins at `step`: within one refresh and phase."""
         end = min(step - step % RANGE + RANGE, last, self.plan.phase(step).end)
         return next((t for t in range(step + 1, end) if self.plan.refresh_due(t)), end) - 1
 
+    def _gather(self) -> None:
+        """Bring to rank 0 what others have of single examples."""
+        state, mine = self.state, self.passes.non_finite
+        parts = self.ranks.gathered((state.sampled_norms, state.followed_norms, mine))
+        state.sampled_norms, state.followed_norms = Pending(), Pending()
+        self.passes.non_finite = []
+        if parts is not None:
+            state.sampled_norms = Pending.joined([sampled for sampled, _, _ in parts])
+            state.followed_norms = Pending.joined([followed for _, followed, _ in parts])
+            for step, indices in (pair for *_, found in parts for pair in found):
+                self.passes.note_non_finite(step, indices)
+
     def _flush(self) -> None:
         """Write the norms of single examples that the journal does not have yet."""
+        self._gather()
+        self.ranks.first(self._write_some)
+        self.state.sampled_norms, self.state.followed_norms = Pending(), Pending()
+
+    def _write_some(self) -> None:
         waiting: dict[SomeKind, Pending] = {
             "sampled": self.state.sampled_norms,
             "followed": self.state.followed_norms,
         }
         for kind, norms in waiting.items():
-            if norms.indices and not recorded_now(self.journal, kind, norms.first):
-                self.journal.record_some(kind, norms.first, norms.indices, norms.norms)
-        self.state.sampled_norms, self.state.followed_norms = Pending(), Pending()
+            if norms.indices and not recorded_now(self.run.journal, kind, norms.first):
+                self.run.journal.record_some(kind, norms.first, norms.indices, norms.norms)
 
     def _renew(self) -> None:
         """Take a fresh key from here on; what is replayed is charged again."""
         self._flush()
         # the old key is gone before the journal goes back: a crash never leaves it with it
-        self._take_key(self.journal.restarts + 1)
-        self.journal.restart(self.state.step)
+        self._take_key(self._stand.restarts + 1)
+        self._stand = self.ranks.first(self._restarted)
+        self.own.norms = self._norms_at(self.state.step)
+
+    def _restarted(self) -> Standing:
+        """Where the journal stands once it has gone back to the present step."""
+        assert self.releases is not None
+        self.run.journal.restart(self.state.step)
         self.releases.begin(self.state.step)
         publish_plan(self.run)
-        self.norms = self._norms_at(self.state.step)
+        return self._standing()
 
     def _take_key(self, restarts: int) -> None:
         """Draw from a fresh key, or from the seed's; a checkpoint says so before its first step."""
         if self._replaying:
             self.state.streams.destroy()
         if self.seed is None:
-            self.state.streams = new_key(self.run.private)
+            key = self.ranks.first(lambda: new_key(self.run.private))
         else:
-            self.state.streams = Streams.seeded(self.seed, restarts)
-        self._save()
-        destroy_keys(self.run.private, but=self.state.streams.number)
+            key = restarts, b""
+        self.state.streams = self._streams(*key)
+        self.save()
+        self.ranks.first(lambda: destroy_keys(self.run.private, but=self.state.streams.number))
         self._replaying = False
 
-    def _streams(self, state: dict[str, int]) -> Streams | None:
-        """The streams of a checkpoint; None if their key is gone."""
-        if self.seed is None:
-            streams = kept_key(self.run.private, state["key"])
-        else:
-            streams = Streams.seeded(self.seed, state["key"])
-        if streams is not None:
-            streams.seek(state)
-        return streams
+    def _streams(self, number: int, key: bytes) -> Streams:
+        return Streams.of(number, key) if self.seed is None else Streams.seeded(self.seed, number)
+
+    def _left(
+        self, content: dict[str, Any] | None
+    ) -> tuple[tuple[int, bytes] | None, bool, int, int]:
+        """What an earlier process left: its key, if it is there; whether to charge again; and.
+
+        The first step that it cannot have released, and the first that it has not on record.
+        """
+        assert self.releases is not None
+        step, key = self.state.step, None
+        if content is not None:
+            number = content["streams"]["key"]
+            kept = kept_key(self.run.private, number) if self.seed is None else b""
+            key = None if kept is None else (number, kept)
+        released = max(step, self.releases.count)
+        if self._stand.charged == step:
+            self.releases.begin(step)  # nothing beyond the checkpoint can have been released
+        again = not self.releases.known_from(step) or (key is None and self.releases.has(step))
+        return key, again, released, self.releases.count
 
     def _norms_at(self, step: int) -> NDArray[np.float64] | None:
-        """The norms of all examples that hold before `step`, from the journal."""
-        earlier = [t for t in self.journal.refreshes_now() if t < step]
-        return self.journal.norms(earlier[-1]) if earlier else None
+        """The norms of this process's examples that hold before `step`, from the journal."""
+        earlier = [t for t in self._stand.refreshes if t < step]
+        return self._recorded(max(earlier)) if earlier else None
+
+    def _recorded(self, step: int) -> NDArray[np.float64]:
+        whole = self.run.journal.norms(step) if self.ranks.main else None
+        return self.ranks.from_first_parts(whole, self.shards.rank_edges)
 
     def _let_go(self) -> None:
-        if not self.releases.has(self.state.step):
+        if self.releases is not None and not self.releases.has(self.state.step):
             destroy_keys(self.run.private)  # who resumes takes a fresh one
-
-    def _save(self, before: BeforeBody | None = None) -> bool:
-        self._saved = time.monotonic()
-        return self.state.save(self.run.private / CHECKPOINT, before)
-
-
-class _RecordedNoise:
-    """Noise whose results are noted before anyone can see them."""
-
-    def __init__(self, noise: GridNoise, releases: Releases, step: int) -> None:
-        self._noise, self._releases, self._step = noise, releases, step
-        self.drawn = False
-
-    def added_to(self, sums: dict[str, Tensor], std: float, divisor: float) -> dict[str, Tensor]:
-        self.drawn = True
-        released = self._noise.added_to(sums, std, divisor)
-        self._releases.witness(self._step, released)
-        return released

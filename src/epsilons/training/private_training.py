@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,10 @@ from epsilons.files import alone_in, needing_room
 from epsilons.gradients.compile import Compile, check_compile
 from epsilons.gradients.isolation import own_generators
 from epsilons.gradients.norms import LossFn, check_loss_fn
-from epsilons.journal import Journal
-from epsilons.journal.run_entries import record_identity, recorded_identity
+from epsilons.gradients.trees import tensors_in
 from epsilons.noise.keystream import Keystream
-from epsilons.randomness import Randomness
 from epsilons.release.ledger import renew_ledger
-from epsilons.runs import Run
+from epsilons.runs import CHECKPOINT, Run
 from epsilons.training.arguments import (
     check_all_trained,
     check_kinds,
@@ -42,24 +40,31 @@ from epsilons.training.arguments import (
     check_scheduler,
     check_state,
 )
-from epsilons.training.batches import Batches
-from epsilons.training.checkpoint import RELEASES, State, Stateful
-from epsilons.training.environment import environment, usable_device
-from epsilons.training.identity import LOSS, identity, loss_identity
+from epsilons.training.assembly import assembled
+from epsilons.training.checkpoint import (
+    RELEASES,
+    BeforeBody,
+    State,
+    Stateful,
+    read_checkpoint,
+)
+from epsilons.training.distributed import RankLost, Said, joined, said
+from epsilons.training.environment import usable_device
+from epsilons.training.identity import LOSS, expect_one_call, identity, loss_identity
 from epsilons.training.interrupt import interruptible
-from epsilons.training.loop import Loop, Step
-from epsilons.training.memory import halved
-from epsilons.training.norm_passes import NormPasses
+from epsilons.training.loop import Loop
+from epsilons.training.owners import unit_of
 from epsilons.training.run_folder import (
-    begin_run,
     end_sealed,
-    final_state,
     named,
-    reopened_run,
+    reopened_or_begun,
     seal_run,
+    take_over,
 )
 from epsilons.training.sampling import Collate
-from epsilons.training.step import most_examples
+from epsilons.training.shards import given_shards, shards_of
+from epsilons.training.standing import last_step
+from epsilons.training.taken import Step
 
 _GO_ON = "go on: `epsilons resume {0}`, or the same call again"
 
@@ -77,14 +82,21 @@ class PrivateTraining:
     its weights are loaded.
     `scheduler`: stepped after every step. `state`: further objects with `state_dict` and
     `load_state_dict` that checkpoints keep (averaged weights, a scheduler that the body steps).
-    `examples`: names of the training examples (ids, owners, groups); by default 0 to n − 1.
+    `examples`: names of the training examples (ids, owners, groups); by default 0 to n − 1. With
+    `plan.unit="owner"` the examples of the run are their owners, and `train` has all their records.
     `seed`: sampling and noise can be reproduced, and are no secret; by default they are secret.
-    `device`: where the model is put; by default where it is. `micro_batch`: the most examples in a
+    `device`: where the model is put; by default where it is. `micro_batch`: the most records in a
     pass; halved when memory runs out. `collate_fn`, `num_workers`: as for a `DataLoader`.
     `follow`: so many random examples have their norms recorded at every step, for comparison.
     `max_epsilon`: the run ends before its worst case would exceed it.
     `compile`: whether passes are compiled by torch; `"auto"`: if the plan has so many that it
-    repays (`docs/norms.md`).
+    repays (`docs/norms.md`). `shards`: the contiguous parts that the data set is cut into, at least
+    one for each process; by default as many as the run begins with. It keeps them, and its bits,
+    with fewer processes (`docs/guides/distributed.md`).
+
+    Under torchrun the processes train one model together, each with its shards of the data, and all
+    of them make the same calls: the body of the loop runs in each, `step.main` says in which one
+    writes, and leaving it in one ends the loop in all, at the same step. The folder is rank 0's.
 
     Leaving the body by `break`, Ctrl-C, an exception or kill -9 leaves a run that the same call
     goes on with; the step at which it was left is shown again, with `replayed`. With a seed it ends
@@ -116,6 +128,7 @@ class PrivateTraining:
         follow: int = 0,
         max_epsilon: float | None = None,
         compile: Compile = "auto",
+        shards: int | None = None,
     ) -> None:
         check_kinds(model, optimizer, train, plan, examples, collate_fn)
         check_loss_fn(loss_fn)
@@ -130,49 +143,49 @@ class PrivateTraining:
         check_state(state)
         check_scheduler(scheduler, optimizer)
         check_max_epsilon(max_epsilon, plan)
+        self._ranks = ranks = joined()
+        if shards is not None:
+            checks.whole("shards", shards, 1)
+        first_shards = given_shards(shards, ranks.count, plan)
         where = usable_device(device) if device is not None else next(model.parameters()).device
+        if ranks.count > 1 and where.type == "cuda":
+            where = torch.device("cuda", torch.cuda.current_device())
         model.to(where)
         check_all_trained(model, optimizer)
-        names = named(examples, plan, train)
+        self._unit = unit = unit_of(plan, train, loss_fn, examples, collate_fn, micro_batch)
+        names = named(unit.examples, plan, unit.train)
         if follow > plan.n:
             raise ValueError(f"follow={follow}; expected at most the {plan.n} examples of the data")
         path = Path(out).absolute()  # the body may change the working directory
 
         with own_generators(where, seed=0), needing_room(path, _GO_ON.format(path)):
-            me = identity(plan, model, optimizer, train, names)
+            me = identity(plan, model, optimizer, unit.train, names)
             me[LOSS] = loss_identity(loss_fn)
-            run = reopened_run(path, me, self._seed, may_be_finished=True)
-            self._resumed = run is not None
-            while run is None:
-                try:
-                    run = begin_run(
-                        path,
-                        plan,
-                        model,
-                        loss_fn,
-                        train,
-                        examples=examples,
-                        seed=self._seed,
-                        randomness=Randomness.of_fit(self._seed),
-                        micro_batch=micro_batch,
-                        collate_fn=collate_fn,
-                    )
-                except (RuntimeError, MemoryError) as error:
-                    size = most_examples(plan.phase(0), micro_batch)
-                    micro_batch = halved(error, size, "in the checks before training")
-            if recorded_identity(run.journal) is None:
-                record_identity(run.journal, me)
-        self.run: Run = run
-        """The run folder: plan, journal, examples."""
-        self._model, self._optimizer, self._loss_fn, self._train = model, optimizer, loss_fn, train
+            given = dict(
+                out=os.fspath(out), seed=seed, micro_batch=micro_batch, follow=follow,
+                max_epsilon=max_epsilon, shards=first_shards, compile=compile, device=where.type,
+            )  # fmt: skip
+            expect_one_call(ranks, me, given)
+            ranks.from_first(list(tensors_in(model.state_dict())))
+            run, self._resumed, fewer = reopened_or_begun(
+                path, me, plan, model, unit, names, seed=self._seed, shards=first_shards,
+                ranks=ranks,
+            )  # fmt: skip
+            self._unit = unit._replace(micro_batch=fewer)
+            self.run: Run = run
+            """The run folder: plan, journal, examples. Rank 0's; on others for reading."""
+        self._plan, self._owners, self._shards_given = plan, names.owners, first_shards
+        self._shards = shards_of(plan, first_shards, names.owners, ranks)
+        self._ended, self._last = False, plan.steps  # as they were when last looked at
+        self._model, self._optimizer, self._num_workers = model, optimizer, num_workers
         self._scheduler, self._kept, self._where = scheduler, tuple(state), where
-        self._micro_batch, self._collate_fn, self._num_workers = (
-            micro_batch, collate_fn, num_workers,
-        )  # fmt: skip
-        self._followed = _chosen(plan.n, int(follow), self._seed)
+        self._followed = ranks.first(lambda: _chosen(plan.n, int(follow), self._seed))
         self._max_epsilon, self._compile = max_epsilon, compile
         self._loop: Loop | None = None  # while it is iterated over
         self._here = os.getpid(), threading.get_ident()
+        self._signal: Callable[[], int | None] = lambda: (
+            None
+        )  # that came, where several wait for it
         self._begun = False  # whether this object has trained
         self._stands: Loop | None = None  # the loop whose step is in memory, if that is known
         self._left: tuple[int, ...] | None = None  # the folder when the loop was left
@@ -182,31 +195,34 @@ class PrivateTraining:
 
     def __iter__(self) -> Iterator[Step]:
         with self._alone():
-            if self.run.finished:
-                self._take_over_result()
+            if self._ended:
+                take_over(self.run, self._model, self._kept, self._ranks)
                 return
-            with self._restored() as loop:
-                last = self.last_step
-                if loop.state.unseen:
-                    yield from self._show(loop)
-                while loop.state.step < last and not self.run.finished:
+            several = self._ranks.count > 1  # then signals wait for the body: all stop at one step
+            with self._restored() as loop, interruptible(several) as self._signal:
+                self._find_last()
+                if loop.state.unseen and (yield from self._show(loop)):
+                    return
+                while loop.state.step < self._last and not self._ended:
                     self._stands = None
-                    with interruptible() as interrupted:
-                        taken = loop.advance(last)
+                    with interruptible(not several) as interrupted:
+                        taken = loop.advance(self._last)
                     self._stands = loop
                     if (signal := interrupted()) is not None:
                         loop.stop(signal, unseen=taken)
-                    if taken:
-                        yield from self._show(loop)
-                    else:
-                        last = self.last_step
-                if not self.run.finished:
+                    if not taken:
+                        self._find_last()
+                    elif (yield from self._show(loop)):
+                        return
+                if not self._ended:
                     self._end(loop)
 
     @property
     def last_step(self) -> int:
         """How many steps the run will have: the plan's, or fewer with `max_epsilon`."""
-        return _last_step(self.run.journal, self._max_epsilon)
+        if self._ranks.main:
+            return last_step(self.run.journal, self._max_epsilon)
+        return self._last
 
     @property
     def refresh_seconds(self) -> float:
@@ -232,15 +248,16 @@ class PrivateTraining:
         """
         self._expect_here()
         if self._loop is not None and self._stands is self._loop:
+            said(self._ranks, finish=True)
             self._end(self._loop)
             return
         with self._alone():
-            if self.run.finished:
+            if self._ended:
                 return
             if not self._begun:
                 with self._restored() as loop:
                     self._end(loop)
-            elif self._stands is not None and self._left == self._folder():
+            elif self._ranks.first(lambda: self._left == self._folder()) and self._stands:
                 self._end(self._stands)
             else:
                 raise ValueError(
@@ -263,13 +280,23 @@ class PrivateTraining:
             raise ValueError(
                 f"{self.run.path} is being trained by this object; end that loop first"
             )
-        with needing_room(self.run.path, _GO_ON.format(self.run.path)), alone_in(self.run.private):
-            if self.run.journal.sealed and not self.run.finished:
-                end_sealed(self.run.path)
-            if self.run.finished:
-                self.run.journal.close()
-                self.run = Run.open(self.run.path)
+        with ExitStack() as held:
+            self._ended = self._ranks.first(lambda: self._entered(held))
             yield
+
+    def _entered(self, held: ExitStack) -> bool:
+        """On rank 0: hold the folder, and take the run as it is now; whether it has ended."""
+        held.enter_context(needing_room(self.run.path, _GO_ON.format(self.run.path)))
+        held.enter_context(alone_in(self.run.private))
+        if self.run.journal.sealed and not self.run.finished:
+            end_sealed(self.run.path)
+        if self.run.finished:
+            self.run.journal.close()
+            self.run = Run.open(self.run.path)
+        return self.run.finished
+
+    def _find_last(self) -> None:
+        self._last = self._ranks.first(lambda: last_step(self.run.journal, self._max_epsilon))
 
     def _forked(self) -> bool:
         """Whether this is a copy in a child process, to which nothing of the run belongs."""
@@ -290,34 +317,26 @@ class PrivateTraining:
     @contextmanager
     def _restored(self) -> Iterator[Loop]:
         """The loop, at the checkpoint of the run."""
+        ranks = self._ranks
+        content = ranks.first(self._checkpoint)
+        begun_with = self._shards_given if content is None else content.get("shards", 1)
+        self._shards = shards_of(self._plan, begun_with, self._owners, ranks)
         state = State(
             self._model, self._optimizer, self._scheduler, self._kept, self._followed,
-            self._micro_batch,
+            self._unit.micro_batch,
         )  # fmt: skip
-        passes = NormPasses(
-            self.run,
-            self._model,
-            self._loss_fn,
-            self._train,
-            micro_batch=self._micro_batch,
-            collate_fn=self._collate_fn,
-            num_workers=self._num_workers,
-        )
-        passes.within_memory(lambda: passes.compile_if(self._compile), 0)
-        batches = Batches(
-            self._train, self.run.plan, collate_fn=self._collate_fn, num_workers=self._num_workers
-        )
-        loop = Loop(
-            self.run, state, self._loss_fn, batches, passes, self._seed, self._where,
-            environment(self._where, passes.compiled),
+        loop = assembled(
+            self.run, self._plan, state, self._unit, num_workers=self._num_workers,
+            seed=self._seed, where=self._where, compile=self._compile, shards=self._shards,
+            ranks=ranks,
         )  # fmt: skip
         self._begun, self._stands = True, None
         try:
-            loop.restore()
+            loop.restore(content)
             if self._resumed:
-                passes.test_bits_again(state.step)
+                loop.passes.test_bits_again(state.step)
             self._resumed = True  # the next time
-            renew_ledger(self.run)
+            ranks.first(lambda: renew_ledger(self.run))
             self._loop = self._stands = loop
             yield loop
         finally:
@@ -325,54 +344,57 @@ class PrivateTraining:
             if not self._forked():
                 loop.close()
                 self._left = None
-                with suppress(OSError, sqlite3.Error):  # the run has ended, or its folder is gone
-                    self._left = self._folder()
+                # the run has ended, its folder is gone, or it is rank 0's
+                with suppress(OSError, sqlite3.Error):
+                    self._left = self._folder() if ranks.main else None
 
-    def _show(self, loop: Loop) -> Iterator[Step]:
-        """The step before, for the body; if that is left, the run is saved as it was before it."""
+    def _checkpoint(self) -> dict[str, Any] | None:
+        checkpoint = self.run.private / CHECKPOINT
+        return read_checkpoint(checkpoint) if checkpoint.exists() else None
+
+    def _show(self, loop: Loop) -> Generator[Step, None, bool]:
+        """The step before, for the body; if that is left, the run is saved as it was before it.
+
+        Whether the loop ends, because another process has left it.
+        """
         before = loop.state.before_body()
         try:
             yield loop.present()
         except GeneratorExit:
-            if not self._forked() and not self.run.finished:
-                loop.leave(before)
+            if not self._forked() and not self._ended:
+                with suppress(RankLost):
+                    self._follow(loop, before, said(self._ranks, left=True))
             raise
         self._expect_here()
-        if not self.run.finished:
+        if self._ended:
+            return False
+        signal = self._signal() or self._signal_during_body()
+        return self._follow(loop, before, said(self._ranks, signal=signal, save=loop.save_is_due))
+
+    def _follow(self, loop: Loop, before: BeforeBody, orders: Said) -> bool:
+        """Do what was said, with the others; whether the loop ends by that."""
+        if orders.finish:
+            self._end(loop)
+        elif orders.left:
+            loop.leave(before)
+            return True
+        else:
             loop.state.unseen = False
-            if (signal := self._signal_during_body()) is not None:
-                loop.stop(signal, unseen=False)
-            loop.save_in_time()
+            if orders.signal:
+                loop.stop(orders.signal, unseen=False)
+            if orders.save:
+                loop.save()
+        return False
 
     def _end(self, loop: Loop) -> None:
         loop.state.unseen = False
         loop.finish_steps()
         self._before_sealing()
-        seal_run(self.run, self._model, self._kept)
-
-    def _take_over_result(self) -> None:
-        result = torch.load(self.run.model_file, map_location=self._where, weights_only=True)
-        self._model.load_state_dict(result)
-        for each, state in zip(self._kept, final_state(self.run, len(self._kept)), strict=True):
-            each.load_state_dict(state)
+        self._ranks.first(lambda: seal_run(self.run, self._model, self._kept))
+        self._ended = True
 
 
 def _chosen(n: int, follow: int, seed: int | None) -> Tensor:
     """The examples to follow, ascending."""
     stream = Keystream.secret(b"other") if seed is None else Keystream.seeded(seed, b"other")
     return torch.from_numpy(stream.uniforms(n)).argsort()[:follow].sort().values
-
-
-def _last_step(journal: Journal, max_epsilon: float | None) -> int:
-    """The number of steps that keeps the worst case within `max_epsilon`; what is paid is taken."""
-    steps = journal.plan.steps
-    if max_epsilon is None or journal.worst_case(until=steps) <= max_epsilon:
-        return steps
-    enough, too_many = journal.steps_charged, steps
-    while too_many - enough > 1:
-        middle = (enough + too_many) // 2
-        if journal.worst_case(until=middle) <= max_epsilon:
-            enough = middle
-        else:
-            too_many = middle
-    return enough

@@ -12,13 +12,13 @@ from epsilons.accounting.printed import epsilon_text
 from epsilons.journal import Journal
 from epsilons.terminal import counting
 
+Show = Callable[[int, float, float | None, float], None]
+
 _UPDATES = 50  # of the worst case so far, which takes some milliseconds each
 
 
 @contextmanager
-def training_bar(
-    journal: Journal, last: int
-) -> Iterator[Callable[[int, float, float | None, float], None]]:
+def training_bar(journal: Journal, last: int) -> Iterator[Show]:
     """A bar with worst case so far, time of the last refresh, loss, accuracy and time left.
 
     Loss and accuracy are private: they are gone from the line that stays.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -16,15 +16,18 @@ from epsilons.accounting.plan import Plan
 from epsilons.examples import Examples
 from epsilons.files import destroy, private_file
 from epsilons.gradients.norms import LossFn, trainable
-from epsilons.journal.run_entries import recorded_identity
+from epsilons.journal.run_entries import record_identity, recorded_identity
 from epsilons.randomness import Randomness
 from epsilons.release.ledger import renew_ledger
 from epsilons.runs import CHECKPOINT, Run, discard_unbegun
 from epsilons.training.checkpoint import RELEASES, Stateful, plain_state, read_checkpoint
+from epsilons.training.distributed import ALONE, Ranks
 from epsilons.training.identity import LOSS, difference, with_digests
 from epsilons.training.inspection import inspect_start
+from epsilons.training.memory import halved
+from epsilons.training.owners import Unit
 from epsilons.training.sampling import Collate
-from epsilons.training.step import pass_sizes
+from epsilons.training.step import most_examples, pass_sizes
 
 _STATE = "state.pt"  # in the private half
 
@@ -42,26 +45,121 @@ def begin_run(
     micro_batch: int | None = None,
     own_steps: bool = True,
     collate_fn: Collate = default_collate,
+    shards: int = 1,
+    ranks: Ranks = ALONE,
 ) -> Run:
     """A new run folder, once model, loss and data are found to be fit for private training.
 
-    `own_steps`: whether steps are `private_step`'s, whose noise is on a grid.
+    `own_steps`: whether steps are `private_step`'s, whose noise is on a grid, with so many
+    `shards`. All `ranks` look, and rank 0 makes the folder.
     """
     names = named(examples, plan, train)
-    sizes = pass_sizes(plan, micro_batch) if own_steps else set()
-    found = inspect_start(
-        model, loss_fn, train, most=micro_batch, sizes=sizes, collate_fn=collate_fn
+    sizes = pass_sizes(plan, micro_batch, shards) if own_steps else set()
+    every = ranks.together(
+        lambda: inspect_start(
+            model, loss_fn, train, most=micro_batch, sizes=sizes, collate_fn=collate_fn
+        )
     )
     count = sum(p.numel() for p in trainable(model).values()) if own_steps else None
-    return Run.create(
-        out,
-        plan,
-        with_digests(names, train),
-        **found._asdict(),
-        margin=Margin(parameters=count),
-        seed=seed,
-        randomness=randomness,
-    )
+    digested = with_digests(names, train, ranks)
+    run: Run | None = None
+
+    def create() -> None:
+        nonlocal run
+        run = Run.create(
+            out,
+            plan,
+            digested,
+            random_loss=any(found.random_loss for found in every),
+            random_data=any(found.random_data for found in every),
+            batch_invariant=all(found.batch_invariant for found in every),
+            margin=Margin(parameters=count),
+            seed=seed,
+            randomness=randomness,
+        )
+
+    ranks.first(create)
+    return cast(Run, RunElsewhere(out)) if run is None else run
+
+
+def reopened_or_begun(
+    out: Path,
+    me: Mapping[str, str],
+    plan: Plan,
+    model: nn.Module,
+    unit: Unit,
+    names: Examples,
+    *,
+    seed: int | None,
+    shards: int,
+    ranks: Ranks,
+) -> tuple[Run, bool, int | None]:
+    """The run at `out`, whether it was there, and the micro-batch, less if memory ran out."""
+    run, micro_batch = cast(Run | None, None), unit.micro_batch
+
+    def reopened() -> bool:
+        nonlocal run
+        run = reopened_run(out, me, seed, may_be_finished=True)
+        return run is not None
+
+    resumed = begun = ranks.first(reopened)
+    while not begun:
+        try:
+            run = begin_run(
+                out, plan, model, unit.loss_fn, unit.train, examples=names, seed=seed,
+                randomness=Randomness.of_fit(seed), micro_batch=micro_batch,
+                collate_fn=unit.collate_fn, shards=shards, ranks=ranks,
+            )  # fmt: skip
+            begun = True
+        except (RuntimeError, MemoryError) as error:
+            size = most_examples(plan.phase(0), micro_batch, shards)
+            micro_batch = halved(error, size, "in the checks before training")
+
+    def identified() -> None:
+        assert run is not None
+        if recorded_identity(run.journal) is None:
+            record_identity(run.journal, me)
+
+    ranks.first(identified)
+    return cast(Run, RunElsewhere(out)) if run is None else run, resumed, micro_batch
+
+
+def take_over(run: Run, model: nn.Module, kept: Sequence[Stateful], ranks: Ranks) -> None:
+    """Load what a finished run has come to."""
+
+    def result() -> tuple[Any, list[Any]]:
+        weights = torch.load(run.model_file, map_location="cpu", weights_only=True)
+        return weights, final_state(run, len(kept))
+
+    weights, states = ranks.first(result)
+    model.load_state_dict(weights)
+    for each, state in zip(kept, states, strict=True):
+        each.load_state_dict(state)
+
+
+class RunElsewhere:
+    """The run folder as other ranks than 0 have it: opened for reading whenever it is used.
+
+    `path`: where rank 0 has it. ValueError if it can't be seen from here.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path}>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            run = Run.open(self.path)
+        except (ValueError, OSError) as error:
+            raise ValueError(
+                f"the run folder is rank 0's, and {self.path} can't be read here: {error}. Use it "
+                "on rank 0 alone, if step.main"
+            ) from error
+        return getattr(run, name)
 
 
 def named(examples: Examples | None, plan: Plan, train: Dataset[Any]) -> Examples:

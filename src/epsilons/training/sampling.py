@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from epsilons.accounting.persons import expect_drawn_together
 from epsilons.accounting.plan import Plan
 from epsilons.noise.keystream import Keystream, poisson_draw
 from epsilons.randomness import Source
@@ -28,7 +29,8 @@ class PoissonLoader:
 
     `generator`: a `Keystream`, a `torch.Generator`, or None for secret coins from the operating
     system. Only secret sampling has the privacy that the plan computes. `dataset`: a map-style data
-    set of `plan.n` examples, else ValueError. `collate_fn`: as for a `DataLoader`.
+    set of `plan.n` examples, else ValueError, as for a plan whose unit is an owner.
+    `collate_fn`: as for a `DataLoader`.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class PoissonLoader:
         generator: torch.Generator | Keystream | None = None,
         collate_fn: Collate = default_collate,
     ) -> None:
+        expect_drawn_together(plan, "a PoissonLoader has a coin for each record")
         n = len(dataset)  # type: ignore[arg-type]
         if n != plan.n:
             raise ValueError(f"the data set has {n} examples; the plan says n={plan.n}")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from epsilons.accounting.margins import Margin
+from epsilons.accounting.persons import expect_drawn_together
 from epsilons.accounting.plan import Phase, Plan
 from epsilons.accounting.sums import pass_size
 from epsilons.gradients.compile import Clipped
@@ -60,6 +61,8 @@ def private_step(
     has one size, by default a little more than the expected batch. ValueError for bounds,
     optimizers and sums that don't fit; `UnsupportedLayer` where no per-example gradient exists.
     """
+    if isinstance(plan, Plan):
+        expect_drawn_together(plan, "this step would clip each record by itself")
     return taken_step(
         model, optimizer, loss_fn, batch, plan, noise=noise, bounds=bounds, micro_batch=micro_batch
     ).norms
@@ -75,73 +78,96 @@ def taken_step(
     noise: Noise,
     bounds: Bounds | None = None,
     micro_batch: int | None = None,
-    compile: bool = False,
 ) -> Clipped:
-    """`private_step`, with the losses, by compiled passes if asked; its sums may be overwritten."""
-    check_loss_fn(loss_fn)
-    parameters = trainable(model)
-    check_optimizer(model, optimizer, parameters)
+    """`private_step`, with the losses; its sums may be overwritten."""
     if not hasattr(noise, "added_to"):
         raise ValueError(
             f"noise={noise!r} adds none; expected SecureNoise(), or SeededNoise(seed) for an "
             "experiment"
         )
+    found = clipped_sum(
+        model, optimizer, loss_fn, batch, plan, bounds=bounds, micro_batch=micro_batch
+    )
+    apply(model, optimizer, noise.added_to(found.sums, plan.noise_std, plan.batch_size))
+    return found
+
+
+def clipped_sum(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_fn: LossFn,
+    batch: Any,
+    plan: Plan | Phase,
+    *,
+    bounds: Bounds | None = None,
+    micro_batch: int | None = None,
+    shards: int = 1,
+    compile: bool = False,
+) -> Clipped:
+    """The first half of a step: the clipped sum of a batch, or of one of the `shards` of it."""
+    check_loss_fn(loss_fn)
+    parameters = trainable(model)
+    check_optimizer(model, optimizer, parameters)
     limits = _limits(plan, bounds)
     if batch is None:
         nobody = torch.empty(0, dtype=torch.float64)
         sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
-        found = Clipped(sums, nobody, nobody)
-    else:
-        _check_size(plan, example_count(batch))
-        if plan.noise_std > 0:
-            limits = _with_room(limits, plan, sum(p.numel() for p in parameters.values()))
-        size = pass_examples(plan, micro_batch, fixed=compile)
-        found = clipped_pass(
-            parameters,
-            model,
-            loss_fn,
-            batch,
-            limits,
-            micro_batch=size,
-            sums=plan.sums,
-            compile=compile,
-        )
-    noisy = noise.added_to(found.sums, plan.noise_std, plan.batch_size)
-    for name, parameter in parameters.items():
+        return Clipped(sums, nobody, nobody)
+    _check_size(plan, example_count(batch))
+    if plan.noise_std > 0:
+        limits = _with_room(limits, plan, sum(p.numel() for p in parameters.values()))
+    return clipped_pass(
+        parameters,
+        model,
+        loss_fn,
+        batch,
+        limits,
+        micro_batch=pass_examples(plan, micro_batch, shards, fixed=compile),
+        sums=plan.sums,
+        compile=compile,
+    )
+
+
+def apply(model: nn.Module, optimizer: torch.optim.Optimizer, noisy: dict[str, Tensor]) -> None:
+    """The second half: one step of the optimizer by the noisy mean."""
+    for name, parameter in trainable(model).items():
         parameter.grad = noisy[name].to(parameter)
     optimizer.step()
-    return found
 
 
 def pass_examples(
-    plan: Plan | Phase, micro_batch: int | None, *, fixed: bool = False
+    plan: Plan | Phase, micro_batch: int | None, shards: int = 1, *, fixed: bool = False
 ) -> int | None:
     """How many examples each pass of a step takes; None: all there are, unless it is `fixed`."""
     if plan.sums == "float32" and not fixed:
         return micro_batch
-    return pass_size(plan.batch_size, plan.max_batch, micro_batch)
+    return pass_size(plan.batch_size / shards, plan.max_batch, micro_batch)
 
 
-def most_examples(plan: Plan | Phase, micro_batch: int | None) -> int:
+def most_examples(plan: Plan | Phase, micro_batch: int | None, shards: int = 1) -> int:
     """How many examples a pass of a step takes, about, where it takes all there are."""
-    return pass_examples(plan, micro_batch) or micro_batch or max(1, round(plan.batch_size))
+    fixed = pass_examples(plan, micro_batch, shards)
+    return fixed or micro_batch or max(1, round(plan.batch_size / shards))
 
 
-def refresh_examples(plan: Plan, step: int, micro_batch: int | None, usual: int) -> int:
+def refresh_examples(
+    plan: Plan, step: int, micro_batch: int | None, usual: int, shards: int = 1
+) -> int:
     """How many examples each pass of a refresh takes: `usual`, or as the step's if it matters.
 
     It does where a norm is charged for just the model it was computed from, as what the step adds:
     in a pass of another shape it could be that of the other side of a kink.
     """
     exact = plan.clipping == "max" and plan.kind != "estimate"
-    return (pass_examples(plan.phase(step), micro_batch) if exact else None) or usual
+    same = pass_examples(plan.phase(step), micro_batch, shards) if exact else None
+    return same or usual
 
 
-def pass_sizes(plan: Plan, micro_batch: int | None) -> set[int]:
+def pass_sizes(plan: Plan, micro_batch: int | None, shards: int = 1) -> set[int]:
     """The sizes of all passes whose sums are to be covered; none where they can't be."""
     if plan.sums == "float32" or plan.clipping == "none":
         return set()
-    return {pass_size(p.batch_size, p.max_batch, micro_batch) for p in plan.all_phases}
+    return {pass_size(p.batch_size / shards, p.max_batch, micro_batch) for p in plan.all_phases}
 
 
 def _check_size(plan: Plan | Phase, count: int) -> None:
