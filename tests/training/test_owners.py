@@ -14,9 +14,9 @@ from epsilons import Examples, Journal, Plan, individual_epsilons
 from epsilons.gradients import gradient_norms
 from epsilons.gradients.groups import group_loss, grouped
 from epsilons.noise import SeededNoise
-from epsilons.training import PoissonLoader, PrivateTraining, correct_class, loop, private_step
+from epsilons.training import PoissonLoader, PrivateTraining, correct_class, own_part, private_step
 from epsilons.training.owners import unit_of
-from epsilons.training.step import taken_step
+from epsilons.training.step import clipped_sum, taken_step
 
 MOST = 4
 # 60 records of 25 owners, in no order: c has one, b two, a three, and so on
@@ -78,9 +78,9 @@ def test_records_of_an_owner_are_always_drawn_together(tmp_path):
     def noted(model, optimizer, loss_fn, batch, *rest, **options):
         (x, _), present = batch
         drawn.append({tuple(row.tolist()) for row in x[present]})
-        return taken_step(model, optimizer, loss_fn, batch, *rest, **options)
+        return clipped_sum(model, optimizer, loss_fn, batch, *rest, **options)
 
-    with mock.patch.object(loop, "taken_step", noted):
+    with mock.patch.object(own_part, "clipped_sum", noted):
         trained(tmp_path / "run", per_person(), examples=PEOPLE)
     rows = [tuple(row.tolist()) for row in data().tensors[0]]
     assert len(drawn) == 12
