@@ -265,3 +265,46 @@ def test_a_secret_run_whose_ranks_are_killed_charges_all_and_draws_no_noise_twic
         assert sorted(by_step) == list(range(80))
         assert charged >= sum(map(len, by_step.values()))
         left -= 3
+
+
+SETTINGS = """
+data = "digits"
+take = 300
+lr = 0.5
+noise_multiplier = 1.0
+delta = 1e-3
+max_grad_norm = 3.0
+batch_size = 64
+steps = 40
+refresh_every = 10
+seed = 7
+"""
+
+
+def test_the_command_line_goes_on_when_torchrun_starts_its_processes_again(tmp_path):
+    """Rank 1 is killed once, after the first releases; the settings file is carried out anyway."""
+    (tmp_path / "run.toml").write_text(SETTINGS)
+    command = [HERE / "together.py", "command_line_killed_once", tmp_path]
+    work = launch(2, command, "--max-restarts", "1")
+    out, talk = work.communicate(timeout=300)
+    assert work.returncode == 0, talk
+    assert (tmp_path / "killed").exists()
+    run = Run.checked(tmp_path / "run")
+    assert run.finished
+    assert (run.journal.charged(), run.journal.repeated) == ((40,), 0)
+    assert out.count("worst case") == 1  # rank 0 alone has printed
+    again = launch(2, ["-m", "epsilons", "train", tmp_path / "run.toml", "--out", run.path])
+    _, talk = again.communicate(timeout=300)
+    assert talk.count(f"error: {run.path} holds a run already") == 1
+    assert re.findall(r"exitcode +: (\d+)", talk) == ["2", "2"]
+
+
+def test_more_processes_than_shards_become_the_shards_of_a_run(tmp_path):
+    """After `break` nothing has to be charged again, in seeded runs and in secret ones."""
+    for secret in (0, 1):
+        folder = tmp_path / str(secret)
+        ((_, charged, repeated),) = together_by(1, "more_processes", folder, secret)
+        assert (charged, repeated) == (16, 0)
+        found = together_by(3, "more_processes", folder, secret)
+        assert len({ends for ends, _, _ in found}) == 1
+        assert found[0][1:] == [40, 0]
