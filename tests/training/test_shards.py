@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epsilons.training.shards import Shards, shard_edges
+from epsilons import Plan
+from epsilons.training.shards import Shards, given_shards, shard_edges
 
 
 @given(n=st.integers(1, 300), count=st.integers(1, 40), ranks=st.integers(1, 40))
@@ -41,3 +42,12 @@ def test_edges_cut_no_owners_records_apart(sizes, count, names):
 def test_owners_spread_over_the_data_are_refused():
     with pytest.raises(ValueError, match="Sort the examples by owner"):
         shard_edges(100, 4, np.arange(100) % 10)
+
+
+def test_budgets_are_refused_where_not_every_process_has_the_journal():
+    constants = dict(n=100, batch_size=10, steps=5, max_grad_norm=1.0, delta=1e-5)
+    plan = Plan.for_budgets((1.0, 4.0), **constants)
+    assert given_shards(None, 1, plan) == 1
+    assert given_shards(3, 1, plan) == 3
+    with pytest.raises(ValueError, match="there are 2 processes; train in one"):
+        given_shards(None, 2, plan)
