@@ -18,6 +18,7 @@ import torch
 import trained
 
 from epsilons import Run
+from epsilons.cli import main
 
 KILLS = int(os.environ.get("EPSILONS_KILLS", "3"))
 HERE = Path(__file__).parent
@@ -161,6 +162,31 @@ def test_a_full_disk_of_rank_0_ends_all(two):
     assert "Make room" in first[0]
     assert second[0].startswith("OSError: rank 0: ")
     assert first[1] == second[1] == 40
+
+
+def test_signs_of_life_come_from_all_ranks_however_unequal_their_work(two):
+    (number, ends, beats, working), other = (found["with_signs_of_life"] for found in two)
+    assert number == other[0] == 40
+    assert ends == other[1]
+    assert beats == other[2]  # each is a message of both
+    assert 0 < working < other[3]
+
+
+@pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "WORLD_SIZE"])
+def test_several_processes_without_torchrun_are_refused(tmp_path, monkeypatch, name, capsys):
+    monkeypatch.setenv(name, "2")
+    with pytest.raises(
+        ValueError, match=r"several processes without RANK.* Start them by torchrun"
+    ):
+        together.begun(tmp_path / "run")
+    (tmp_path / "run.toml").write_text(SETTINGS)
+    arguments = ["epsilons", "train", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "Start them by torchrun" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 REFUSED = {
