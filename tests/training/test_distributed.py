@@ -18,6 +18,7 @@ import torch
 import trained
 
 from epsilons import Run
+from epsilons.cli import main
 
 KILLS = int(os.environ.get("EPSILONS_KILLS", "3"))
 HERE = Path(__file__).parent
@@ -163,6 +164,31 @@ def test_a_full_disk_of_rank_0_ends_all(two):
     assert first[1] == second[1] == 40
 
 
+def test_signs_of_life_come_from_all_ranks_however_unequal_their_work(two):
+    (number, ends, beats, working), other = (found["with_signs_of_life"] for found in two)
+    assert number == other[0] == 40
+    assert ends == other[1]
+    assert beats == other[2]  # each is a message of both
+    assert 0 < working < other[3]
+
+
+@pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "WORLD_SIZE"])
+def test_several_processes_without_torchrun_are_refused(tmp_path, monkeypatch, name, capsys):
+    monkeypatch.setenv(name, "2")
+    with pytest.raises(
+        ValueError, match=r"several processes without RANK.* Start them by torchrun"
+    ):
+        together.begun(tmp_path / "run")
+    (tmp_path / "run.toml").write_text(SETTINGS)
+    arguments = ["epsilons", "train", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "Start them by torchrun" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 REFUSED = {
     "data": "rank 1 trains something else than rank 0, .*: data set was",
     "folder": "out was .*different 0' and is .*different 1'",
@@ -300,11 +326,11 @@ def test_the_command_line_goes_on_when_torchrun_starts_its_processes_again(tmp_p
 
 
 def test_more_processes_than_shards_become_the_shards_of_a_run(tmp_path):
-    """After `break` nothing has to be charged again, in seeded runs and in secret ones."""
+    """What was charged ahead, up to the refresh at 16, is charged again: the bits are others."""
     for secret in (0, 1):
         folder = tmp_path / str(secret)
         ((_, charged, repeated),) = together_by(1, "more_processes", folder, secret)
         assert (charged, repeated) == (16, 0)
         found = together_by(3, "more_processes", folder, secret)
         assert len({ends for ends, _, _ in found}) == 1
-        assert found[0][1:] == [40, 0]
+        assert found[0][1:] == [44, 4]

@@ -32,6 +32,7 @@ from epsilons.training import (
     assembly,
     checkpoint,
     correct_class,
+    distributed,
     fit,
     loop,
 )  # fmt: skip
@@ -267,10 +268,29 @@ def full(*arguments):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def with_signs_of_life(folder, shards):
+    """Refreshes in which rank 1, with two shards of three, goes through more passes than rank 0."""
+    beats = []
+    still = distributed.Ranks._still_at_work
+
+    def noted(ranks, here):
+        beats.append(here)
+        return still(ranks, here)
+
+    with (
+        mock.patch.object(distributed, "BEAT_SECONDS", 0.0),
+        mock.patch.object(distributed.Ranks, "_still_at_work", noted),
+    ):
+        training, model = begun(folder / "beats", shards=3, micro_batch=8)
+        number = to_the_end(training)
+    return number, digest(weights(model).numpy()), len(beats), sum(beats)
+
+
 SCENARIOS = (
     left_by_one, finished_by_one, stopped_by_a_signal, failing_on_one, not_finite_on_one,
     without_memory_on_one, without_any_memory_on_one, with_empty_shards, different_calls,
     full_disk_of_the_first,
+    with_signs_of_life,
 )  # fmt: skip
 
 
