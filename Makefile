@@ -38,7 +38,7 @@ types: setup
 unit: setup
 	$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadscope
 
-browser: setup  ## the report in a real Chromium alone
+browser: setup  ## reports and the owners' page in a real Chromium alone
 	$(BIN)/pytest -m browser
 
 docs: setup  ## the documentation as a site, in .site/

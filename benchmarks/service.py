@@ -27,7 +27,7 @@ sys.path[:0] = [
 ]
 
 from folders import make_run  # noqa: E402
-from live import Service, issued  # noqa: E402
+from served import Service, issued  # noqa: E402
 
 from epsilons.service import Keys, Store, issue, refresh, rotate  # noqa: E402
 
@@ -103,6 +103,12 @@ def megabytes(process: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
+def cpu_seconds(process: int) -> float:
+    """Time on processors, on Linux: other programs on the machine hardly change it."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=300.0)
@@ -123,10 +129,12 @@ def main() -> None:
         with Service(run.path, folder, "--store", where) as service:
             fastest = asyncio.run(as_fast_as_it_goes(service.port, tokens, min(20, asked.seconds)))
             memory, times = [megabytes(service.process.pid)], []
+            before = cpu_seconds(service.process.pid)
             for _ in range(10):
                 part = asked.seconds / 10
                 times += asyncio.run(at_a_rate(service.port, tokens, asked.rate, part))
                 memory.append(megabytes(service.process.pid))
+            used = cpu_seconds(service.process.pid) - before
     figures = {
         "store": where.split(":")[0],
         "load of the machine": os.getloadavg()[0],
@@ -137,6 +145,7 @@ def main() -> None:
         "milliseconds": {
             f"p{q:g}": round(1000 * float(np.percentile(times, q)), 2) for q in (50, 90, 99, 99.9)
         },
+        "milliseconds of processor per answer": round(1000 * used / len(times), 3),
         "megabytes": [round(value, 1) for value in memory],
     }
     print(json.dumps(figures, indent=2))

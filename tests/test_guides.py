@@ -90,6 +90,14 @@ def test_command_line(monkeypatch, capsys):
     assert Path("eps.parquet").stat().st_mode & 0o777 == 0o600
 
 
+def test_owners_page(monkeypatch):
+    _, typed = follow("owners_page.md", monkeypatch)
+    assert [line.split()[1] for line in typed] == ["tokens"] * 3 + ["dossier"] * 4
+    assert len(Path("tokens.csv").read_text("utf-8").splitlines()) == 391
+    assert len(Path("new.csv").read_text("utf-8").splitlines()) == 2
+    assert "patient" not in Path("card.md").read_text("utf-8")
+
+
 def test_distributed(monkeypatch, capsys):
     # by one process, with what the guide to a loop of one's own has defined by then
     names = {}

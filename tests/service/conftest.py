@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "release")]
 
 from folders import make_run  # noqa: E402
-from live import Service, issued  # noqa: E402
+from served import MARKUP, Service, issued  # noqa: E402
 
 from epsilons import Run  # noqa: E402
 from epsilons.release import publish  # noqa: E402
@@ -25,7 +25,6 @@ from epsilons.service import (  # noqa: E402
     refresh,
 )
 
-MARKUP = 'Müller <script>alert("ε")</script>'
 OWNERS = ["household"] * 3 + [MARKUP] + [f"person-{k}" for k in range(1196)]
 POSTGRES = "EPSILONS_POSTGRES"
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from folders import make_run, train
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from live import issued
+from served import issued
 from starlette.testclient import TestClient
 
 from epsilons.release import owner_statement

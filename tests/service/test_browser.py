@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from live import Service, issued
+from served import Service, issued
 
 from epsilons.service import Keys, Store, issue, refresh, revoke, rotate
 

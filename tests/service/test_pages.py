@@ -7,13 +7,24 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from served import MARKUP, issued
 from starlette.testclient import TestClient
 
 import epsilons.service
-from conftest import MARKUP
+from epsilons import Examples, Plan, Run
 from epsilons.accounting.printed import epsilon_text
 from epsilons.release import owner_statement
-from epsilons.service import Limits, create_app, revoke, views
+from epsilons.report.dossier import FORMATS, dossier, read_facts
+from epsilons.service import (
+    Keys,
+    Limits,
+    Store,
+    create_app,
+    issue,
+    refresh,
+    revoke,
+    views,
+)
 from epsilons.service.catalogue import catalogues, chosen
 from epsilons.service.guard import HEADERS
 from epsilons.service.sessions import COOKIE, SECONDS
@@ -256,3 +267,28 @@ def test_every_scale_holds_its_largest_value_in_at_most_six_steps(largest):
     assert views.LEFT <= place <= views.RIGHT
     if largest:
         assert place > views.LEFT + (views.RIGHT - views.LEFT) / 3
+
+
+def test_where_a_person_is_the_unit_the_page_speaks_of_persons(tmp_path):
+    plan = Plan(
+        n=60, batch_size=6, steps=10, noise_multiplier=2.0, max_grad_norm=1.0, delta=1e-5,
+        refresh_every=10, unit="owner", max_records_per_owner=4,
+    )  # fmt: skip
+    run = Run.create(tmp_path / "run", plan, Examples(ids=[f"person-{k}" for k in range(60)]))
+    run.journal.record(0, [0.5] * 60)
+    run.journal.charge(0, 9)
+    with Store.of_run(run) as opened:
+        refresh(run.path, opened)
+        issue(opened, Keys.of_run(run), tmp_path / "tokens.csv")
+        with TestClient(create_app(opened, Keys.of_run(run))) as client:
+            token = issued(tmp_path / "tokens.csv")["person-3"]
+            text = shown(client.post("/statement", data={"token": token}).text)
+    assert "all your records as one" in text
+    assert "They are per person" in text
+    assert "Record " not in text
+    facts = read_facts(run.path)
+    for name in FORMATS:
+        paper = re.sub(r"\s+", " ", dossier(facts, name))
+        assert "all records of one person added or removed" in paper or name == "nist"
+        assert "of the records" not in paper
+        assert "one training record" not in paper

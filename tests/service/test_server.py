@@ -2,21 +2,28 @@
 
 import datetime
 import http.client
+import inspect
+import json
 import re
 import signal
 import socket
 import ssl
 import threading
 import time
+import tomllib
 import urllib.request
+from pathlib import Path
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from live import Service, issued
+from served import Service, issued
 
+from epsilons.cli.serve import serve as verb_of_cli
 from epsilons.service import Keys, Store, issue, refresh, revoke, serve
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture
@@ -123,6 +130,20 @@ def test_a_port_that_is_taken_is_an_error_in_one_sentence(live, tmp_path, run):
 def test_options_that_do_not_fit_are_refused(run, options, error):
     with pytest.raises(ValueError, match=error):
         serve(run.path, **options)
+
+
+def test_the_container_file_installs_and_starts_what_there_is():
+    text = (ROOT / "examples" / "Containerfile").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert re.search(r"'/source\[(\w+)\]'", text)[1] in project["optional-dependencies"]
+    program, verb, folder, *options = json.loads(re.search(r"ENTRYPOINT (.*)", text)[1])
+    assert program in project["scripts"]
+    assert (verb, folder) == ("serve", "/run-folder")
+    known = inspect.signature(verb_of_cli).parameters
+    assert {name.removeprefix("--") for name in options[::2]} <= set(known)
+    for source in re.search(r"COPY (.*) /source/\n", text)[1].split():
+        assert (ROOT / source).is_file()
+    assert re.search(r"USER (?!root)", text)
 
 
 def free_port():

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from folders import make_run
-from live import issued
+from served import issued
 
 from epsilons.service import Keys, Store, issue, revoke, rotate
 

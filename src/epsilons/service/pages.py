@@ -125,7 +125,7 @@ def _shown(body: str, public: str | None, m: Messages) -> dict[str, Any]:
         "records": views.records(statement, m),
         "together": m.epsilon(statement["individual"]),
         "worst": m.epsilon(statement["worst_case"]),
-        "published": views.published(statistics, m),
+        "published": views.published(statistics, statement["unit"], m),
     }
 
 

@@ -121,10 +121,11 @@ def records(statement: Mapping[str, Any], m: Messages) -> list[tuple[str, str, s
     ]
 
 
-def published(statistics: Mapping[str, Any], m: Messages) -> list[tuple[str, str, str]]:
+def published(statistics: Mapping[str, Any], unit: str, m: Messages) -> list[tuple[str, str, str]]:
     """The published statistics: name, value, and the interval that their noise leaves."""
+    quantile = "published.quantile_person" if unit == "owner" else "published.quantile_record"
     rows = [
-        (m("published.quantile", share=m.number(100 * float(share), "g")), number)
+        (m(quantile, share=m.number(100 * float(share), "g")), number)
         for share, number in statistics["quantiles"].items()
     ]
     if statistics["mean"]:

@@ -53,6 +53,11 @@ def begin_run(
     `own_steps`: whether steps are `private_step`'s, whose noise is on a grid, with so many
     `shards`. All `ranks` look, and rank 0 makes the folder.
     """
+    if shards < ranks.count:
+        raise ValueError(
+            f"shards={shards}, and there are {ranks.count} processes; expected at least one for "
+            "each"
+        )
     names = named(examples, plan, train)
     sizes = pass_sizes(plan, micro_batch, shards) if own_steps else set()
     every = ranks.together(

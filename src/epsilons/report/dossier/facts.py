@@ -15,7 +15,7 @@ from epsilons.accounting.printed import epsilon_text, percent_text
 from epsilons.accounting.sums import NOT_COVERED
 from epsilons.release import meaningful, persons, verify_ledger
 from epsilons.report.published import WORTH, Published, read_published
-from epsilons.report.sentences import guess, per_person_published
+from epsilons.report.sentences import drawn_together, guess, per_person_published
 from epsilons.runs import Run
 
 _SIGNED_FILES = ("plan.json", "anchor.json", "publications.json")
@@ -59,7 +59,17 @@ class Facts:
     @property
     def unit(self) -> str:
         """The unit of privacy, in a few words."""
-        return "one training record added or removed (n is public)"
+        what = "all records of one person" if self._person else "one training record"
+        return f"{what} added or removed (n is public)"
+
+    @property
+    def counted(self) -> str:
+        """What n counts, in the plural."""
+        return "persons" if self._person else "records"
+
+    @property
+    def _person(self) -> bool:
+        return self.published.plan.unit == "owner"
 
     @property
     def worst_case(self) -> str:
@@ -73,13 +83,19 @@ class Facts:
         )
         return (
             f"{at} for {self.unit}; training, clip bound and publications together. {who} "
-            "guesses from even odds whether a record was used is right at most "
+            f"guesses from even odds whether {self._used} used is right at most "
             f"{percent_text(guess(self.epsilon, self.delta))} of the time.{nothing}"
         )
 
     @property
+    def _used(self) -> str:
+        return "a person's data were" if self._person else "a record was"
+
+    @property
     def per_person(self) -> str:
         """The guarantee for someone with several records."""
+        if self._person:
+            return drawn_together(self.published.plan)
         return per_person_published((self.published.ledger or {}).get("per_person"))
 
     @property
@@ -92,7 +108,8 @@ class Facts:
         """What is published of the individual ε's along the training."""
         found = self.published
         parts = [
-            f"{100 * q:g} % of the records are below {n.value:.3f} ({n.low:.3f}–{n.high:.3f})"
+            f"{100 * q:g} % of the {self.counted} are below {n.value:.3f} "
+            f"({n.low:.3f}–{n.high:.3f})"
             for q, n in sorted(found.quantiles.items())
         ]
         if found.mean is not None:
@@ -137,9 +154,10 @@ class Facts:
             "max": "clipped to C", "individual": "clipped to a threshold of its own, at most C",
             "none": "not clipped",
         }  # fmt: skip
+        whose = "person's summed" if self._person else "per-example"
         changes = f", changed in {len(plan.phases)} later phases" if plan.phases else ""
         return (
-            f"DP-SGD: Poisson sampling with rate {plan.sample_rate:.4g}, each per-example gradient "
+            f"DP-SGD: Poisson sampling with rate {plan.sample_rate:.4g}, each {whose} gradient "
             f"{clipping.get(plan.clipping, plan.clipping)} (C = {plan.max_grad_norm:g}), Gaussian "
             f"noise of {plan.noise_multiplier:g} · C on the sum{changes}."
         )

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+MARKUP = 'Müller <script>alert("ε")</script>'  # an owner's name
 UNLIMITED = ("--per-token", "1e9", "--per-address", "1e9")
 
 
