@@ -105,6 +105,7 @@ def epsilons_from_blocks(
     clipping: Clipping = "max",
     worst_case: float | None = None,
     progress: Callable[[int], None] | None = None,
+    beside: ArrayLike = 0.0,
 ) -> Epsilons:
     """The same as `individual_epsilons`, from successive groups of examples.
 
@@ -113,7 +114,8 @@ def epsilons_from_blocks(
     `sample_rate`, `max_grad_norm`, `delta`, `method`, `levels`, `rounding` and `clipping` as there,
     with the same rows in every block. `worst_case`: ε of an example that is at the bound in every
     step, if it is known; else it is computed from the rows. `progress` is called with the number of
-    examples done. ValueError as there.
+    examples done. `beside`: how far everyone moves what the steps of a row release beside the
+    gradient, in standard deviations of its noise, a number or one per row. ValueError as there.
     """
     checks.open_unit("delta", delta)
     checks.one_of("method", method, METHODS)
@@ -128,7 +130,7 @@ def epsilons_from_blocks(
         levels = PAPER_LEVELS if rounding == "nearest" else DEFAULT_LEVELS
     checks.whole("levels", levels, 1)
     rounded: Rounding = "up" if clipping == "individual" else rounding
-    phases = _Phases(sample_rate, noise_std, max_grad_norm, levels)
+    phases = _Phases(sample_rate, noise_std, max_grad_norm, beside, levels)
     accountant = TightAccountant(
         phases.s, phases.p, delta, levels=levels + 1 if rounded is None else None
     )
@@ -187,19 +189,28 @@ def epsilons_from_blocks(
 
 
 class _Phases:
-    """The distinct (p, σ, C) of a run, which of them each row has, and (s, p) of their levels."""
+    """The distinct constants of a run, (p, σ, C, beside), and (s, p) of their levels.
+
+    And which of them each row has.
+    """
 
     def __init__(
-        self, sample_rate: ArrayLike, noise_std: ArrayLike, max_grad_norm: ArrayLike, levels: int
+        self,
+        sample_rate: ArrayLike,
+        noise_std: ArrayLike,
+        max_grad_norm: ArrayLike,
+        beside: ArrayLike,
+        levels: int,
     ) -> None:
         facts = (
             checks.probability("sample_rate", sample_rate),
             checks.non_negative("noise_std", noise_std),
             checks.clip_bound("max_grad_norm", max_grad_norm),
+            checks.non_negative("beside", beside),
         )
         if any(fact.ndim > 1 for fact in facts):
             raise ValueError(
-                "sample_rate, noise_std and max_grad_norm must be numbers or one per row; "
+                "sample_rate, noise_std, max_grad_norm and beside must be numbers or one per row; "
                 f"got the shapes {[fact.shape for fact in facts]}."
             )
         self._per_row = any(fact.ndim == 1 for fact in facts)
@@ -212,6 +223,7 @@ class _Phases:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             # A zero norm reveals nothing, even without noise.
             s = np.where(norms == 0, 0.0, norms / distinct[1][:, None])
+        s = np.hypot(s, distinct[3][:, None])
         self.s = s.ravel()
         self.p = np.repeat(distinct[0], levels + 1)
 

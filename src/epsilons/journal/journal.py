@@ -22,7 +22,7 @@ from epsilons.accounting.individual import Method
 from epsilons.accounting.margins import Margin
 from epsilons.accounting.plan import Plan
 from epsilons.accounting.results import Epsilons, Kind
-from epsilons.journal import assumptions, charges, norm_records, recorded_epsilons
+from epsilons.journal import assumptions, charges, clip_course, norm_records, recorded_epsilons
 from epsilons.journal.assumptions import Random
 from epsilons.journal.chain import Chain
 from epsilons.journal.norm_records import Constants, SomeKind
@@ -319,7 +319,7 @@ class Journal:
     def constants(
         self, *, sampled: bool = True, only: ArrayLike | None = None, hold: Hold = "nearest"
     ) -> Constants:
-        """Sample rate, noise and clip bound (rows,) of the rows of `histories`.
+        """Sample rate, noise, clip bound and `beside` (rows,) of the rows of `histories`.
 
         With the same `sampled`, `only` and `hold`. The noise is `noise_std`, in units of the
         gradient.
@@ -391,4 +391,5 @@ class Journal:
         """
         entries, sealed = self.check()
         with undamaged(self.path):
+            clip_course.moves(self._chain, self.plan)
             return Verified(entries, self.steps_charged, sealed, self.epsilons())

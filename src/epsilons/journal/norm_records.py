@@ -20,6 +20,7 @@ from epsilons.accounting.margins import phases_of_norms
 from epsilons.accounting.plan import Phase, Plan
 from epsilons.journal.chain import Chain, Entry
 from epsilons.journal.charges import latest_entry, phase_constants, refresh_in_force, steps_charged
+from epsilons.journal.clip_course import bound_at
 from epsilons.journal.intervals import (
     Intervals,
     SampledNorms,
@@ -38,12 +39,14 @@ SomeKind = Literal["sampled", "followed"]
 class Constants(NamedTuple):
     """What holds for the steps that each row of norms stands for: arrays (rows,).
 
-    `sample_rate`, `noise_std` (in units of the gradient) and clip `bound`.
+    `sample_rate`, `noise_std` (in units of the gradient) and clip `bound`; `beside`: how far an
+    example moves what is released beside the gradient, in standard deviations of its noise.
     """
 
     sample_rate: NDArray[np.float64]
     noise_std: NDArray[np.float64]
     bound: NDArray[np.float64]
+    beside: NDArray[np.float64]
 
 
 def append_all(chain: Chain, opening: Opening, step: int, norms: ArrayLike) -> None:
@@ -124,11 +127,13 @@ def clip_bounds(chain: Chain, plan: Plan, step: int, indices: ArrayLike) -> NDAr
     if not 0 <= step < charged:
         raise ValueError(f"step {step} is not among the {charged} charged; charge it first")
     chosen = np.asarray(indices, dtype=np.int64)
-    bound = np.inf if plan.clipping == "none" else plan.phase(step).max_grad_norm
+    bound = np.inf if plan.clipping == "none" else bound_at(chain, plan, step)
     refresh = refresh_in_force(chain, step)
     if plan.clipping != "individual" or refresh is None:
         return np.full(len(chosen), bound)
-    return clipping_thresholds(norms_of_all(chain, refresh)[chosen], bound, plan.levels)
+    norms, unit = norms_of_all(chain, refresh)[chosen], plan.phase(step).max_grad_norm
+    thresholds = clipping_thresholds(norms, unit, plan.levels)
+    return np.minimum(thresholds * (bound / unit), bound)
 
 
 def refresh_intervals(chain: Chain, plan: Plan) -> Intervals:
@@ -139,6 +144,7 @@ def refresh_intervals(chain: Chain, plan: Plan) -> Intervals:
     for entry in chain.entries("refresh", "charge", "restart"):
         if entry.kind == "charge":
             constants = {k: entry.facts[k] for k in ("sample_rate", "noise_std", "bound")}
+            constants["beside"] = entry.facts.get("beside", 0.0)
             if starts or constants != found[-1].constants:
                 number, at = None, NEVER
                 if refreshes:
@@ -158,7 +164,8 @@ def refresh_intervals(chain: Chain, plan: Plan) -> Intervals:
             starts = True
             open_from = len(found)
     if not found:
-        found.append(_Interval(None, NEVER, 0, phase_constants(plan.phase(0))))
+        constants = {"beside": 0.0, **phase_constants(plan.phase(0))}
+        found.append(_Interval(None, NEVER, 0, constants))
     return Intervals(
         entry=tuple(one.entry for one in found),
         at=np.array([one.at for one in found], dtype=np.int64),
@@ -168,6 +175,7 @@ def refresh_intervals(chain: Chain, plan: Plan) -> Intervals:
         sample_rate=np.array([one.constants["sample_rate"] for one in found]),
         noise_std=np.array([one.constants["noise_std"] for one in found]),
         bound=np.array([one.constants["bound"] for one in found]),
+        beside=np.array([one.constants["beside"] for one in found]),
         steps=charged_step,
     )
 
@@ -207,7 +215,12 @@ def row_constants(
     intervals, chosen = refresh_intervals(chain, plan), chosen_examples(plan.n, only)
     most = _most_sampled(chain, intervals, sampled, chosen)
     row = row_intervals(intervals, most, _as_clipped(plan, hold))
-    return Constants(intervals.sample_rate[row], intervals.noise_std[row], intervals.bound[row])
+    return Constants(
+        intervals.sample_rate[row],
+        intervals.noise_std[row],
+        intervals.bound[row],
+        intervals.beside[row],
+    )
 
 
 def _as_clipped(plan: Plan, hold: Hold) -> Hold:

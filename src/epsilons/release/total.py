@@ -175,7 +175,7 @@ class CombinedRuns:
             if count
         ]
         return composed_epsilon(
-            np.array([phase.noise_multiplier for phase, _ in phases]),
+            np.array([phase.step_multiplier for phase, _ in phases]),
             np.array([phase.sample_rate for phase, _ in phases]),
             np.array([count for _, count in phases], dtype=np.int64),
             delta,
@@ -222,6 +222,7 @@ class CombinedRuns:
             sample_rate=np.concatenate([of_run.sample_rate for of_run in constants]),
             noise_std=np.concatenate([of_run.noise_std for of_run in constants]),
             max_grad_norm=np.concatenate([of_run.bound for of_run in constants]),
+            beside=np.concatenate([of_run.beside for of_run in constants]),
             delta=delta,
             method=self.method,
             levels=levels,

@@ -26,6 +26,7 @@ from epsilons.journal.run_entries import recorded_now
 from epsilons.noise.grid import GridNoise
 from epsilons.release.ledger import renew_ledger
 from epsilons.runs import CHECKPOINT, Run, publish_plan
+from epsilons.training.adaptive_bound import ClipBound
 from epsilons.training.batches import Batches
 from epsilons.training.checkpoint import (
     RELEASES,
@@ -90,6 +91,7 @@ class Loop:
         self.plan = self.run.plan
         self.journal = self.run.journal
         self.releases = Releases(self.run.private / RELEASES, self.environment)
+        self.bound = ClipBound(self.journal)
         self.norms: NDArray[np.float64] | None = None  # of all examples, as recorded
         self._norms_step: int | None = None  # of whose weights they are, if of the present ones
         self._norms_size = self.passes.micro_batch  # of the passes that measured them
@@ -218,13 +220,13 @@ class Loop:
             if self.state.micro_batch != self._norms_size:  # memory ran out
                 self.state.micro_batch = self._norms_size
                 self._save()  # before: a replay must know of what size these passes were
-            self.journal.record(step, found)
+            self.journal.record(step, found / self.bound.unit(step))
             self.refresh_seconds = time.monotonic() - began
             self.spent["refresh"] += self.refresh_seconds
         self.norms, self._norms_step = self.journal.norms(step), step
 
     def _step(self, step: int) -> None:
-        state, phase = self.state, self.plan.phase(step)
+        state, phase, unit = self.state, self.bound.phase(step), self.bound.unit(step)
         indices, batch = self.batches.take(state.streams, step)
         if batch is not None:
             batch = to_device(batch, self.where)
@@ -243,25 +245,27 @@ class Loop:
                 batch,
                 phase,
                 noise=noise,
-                bounds=self._bounds(indices, phase.max_grad_norm),
+                bounds=self._bounds(step, indices, phase.max_grad_norm),
                 micro_batch=self.passes.micro_batch,
                 compile=self.passes.compiled,
             )
 
         taken = self.passes.within_memory(take, step, begun=lambda: noise.drawn)
+        self.bound.move(step, taken.sums)
         state.micro_batch = self.passes.micro_batch
         state.loss = float(taken.losses.mean()) if len(indices) else float("nan")
         if state.scheduler is not None:
             state.scheduler.step()
         found = taken.norms.cpu().numpy()
         self.passes.note_non_finite(step, indices.numpy()[~np.isfinite(found)])
+        found = found / unit  # as in the journal
         if self.plan.clipping == "max" and self._norms_step == step and not self.journal.random:
             same = self._norms_size == state.micro_batch
             self._expect_charged(step, indices.numpy(), found, same=same)
         if self._records_sampled():
             state.sampled_norms.add(step, indices.numpy(), found)
         if len(state.followed):
-            state.followed_norms.add(step, state.followed.numpy(), followed)
+            state.followed_norms.add(step, state.followed.numpy(), followed / unit)
 
     def _expect_charged(
         self, step: int, indices: NDArray[np.int64], norms: NDArray[np.float64], *, same: bool
@@ -284,20 +288,24 @@ class Loop:
             return False
         return self.plan.refresh_every != 1 or bool(self.journal.random)
 
-    def _bounds(self, indices: Tensor, bound: float) -> float | Tensor:
-        """Clip bounds of the drawn examples, or the common one."""
+    def _bounds(self, step: int, indices: Tensor, bound: float) -> float | Tensor:
+        """Clip bounds of the drawn examples, or the common one, `bound`."""
         if self.plan.clipping == "none":
             return float("inf")
         if self.plan.clipping == "max":
             return bound
         assert self.norms is not None  # thresholds are refreshed at step 0
-        chosen = self.norms[indices.numpy()]
-        return torch.from_numpy(clipping_thresholds(chosen, bound, self.plan.levels))
+        chosen, unit = self.norms[indices.numpy()], self.plan.phase(step).max_grad_norm
+        thresholds = clipping_thresholds(chosen, unit, self.plan.levels)
+        return torch.from_numpy(np.minimum(thresholds * (bound / unit), bound))
 
     def _range_end(self, step: int, last: int) -> int:
         """The last step of the range that begins at `step`: within one refresh and phase."""
-        end = min(step - step % RANGE + RANGE, last, self.plan.phase(step).end)
-        return next((t for t in range(step + 1, end) if self.plan.refresh_due(t)), end) - 1
+        end, phase = min(step - step % RANGE + RANGE, last), self.plan.phase(step)
+        others = (
+            t for t in range(step + 1, end) if self.plan.refresh_due(t) or not phase.count(t, t + 1)
+        )
+        return next(others, end) - 1
 
     def _flush(self) -> None:
         """Write the norms of single examples that the journal does not have yet."""

@@ -53,6 +53,8 @@ def begin_run(
         model, loss_fn, train, most=micro_batch, sizes=sizes, collate_fn=collate_fn
     )
     count = sum(p.numel() for p in trainable(model).values()) if own_steps else None
+    if count is not None and plan.adaptive is not None:
+        count *= 4  # in units of the bound the grid may be twice as coarse as at the first: 2√d
     return Run.create(
         out,
         plan,

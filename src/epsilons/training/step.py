@@ -26,6 +26,7 @@ from epsilons.gradients.norms import (
     trainable,
 )
 from epsilons.noise.grid import Noise
+from epsilons.training.adaptive_bound import with_count
 
 Bounds = float | Tensor | NDArray[np.float64]
 
@@ -63,6 +64,11 @@ def private_step(
     """
     if isinstance(plan, Plan):
         expect_drawn_together(plan, "this step would clip each record by itself")
+        if plan.adaptive is not None:
+            raise ValueError(
+                "the plan's clip bound adapts, and a single step doesn't know where it is; use "
+                "PrivateTraining, fit or `epsilons train`"
+            )
     return taken_step(
         model, optimizer, loss_fn, batch, plan, noise=noise, bounds=bounds, micro_batch=micro_batch
     ).norms
@@ -80,7 +86,7 @@ def taken_step(
     micro_batch: int | None = None,
     compile: bool = False,
 ) -> Clipped:
-    """`private_step`, with the losses, by compiled passes if asked; its sums may be overwritten."""
+    """`private_step`, with the losses and what was released, by compiled passes if asked."""
     check_loss_fn(loss_fn)
     parameters = trainable(model)
     check_optimizer(model, optimizer, parameters)
@@ -109,11 +115,14 @@ def taken_step(
             sums=plan.sums,
             compile=compile,
         )
-    noisy = noise.added_to(found.sums, plan.noise_std, plan.batch_size)
+    sums = found.sums
+    if isinstance(plan, Phase):
+        sums = with_count(sums, found.norms, plan)
+    noisy = noise.added_to(sums, plan.noise_std, plan.batch_size)
     for name, parameter in parameters.items():
         parameter.grad = noisy[name].to(parameter)
     optimizer.step()
-    return found
+    return found._replace(sums=noisy)
 
 
 def pass_examples(
