@@ -234,6 +234,20 @@ def test_a_bound_that_was_changed_is_found(tmp_path):
             journal.verify()
 
 
+def test_a_restart_keeps_the_moves_of_steps_that_it_does_not_undo(tmp_path):
+    with Journal.create(tmp_path / "journal.sqlite", adapting(refresh_every=12)) as journal:
+        journal.record(0, np.ones(60))
+        for first, last in ((0, 1), (2, 2), (3, 4), (5, 5)):
+            journal.charge(first, last)
+        record_move(journal, 2, 3.0)
+        record_move(journal, 5, -3.0)
+        journal.restart(6)  # the count of step 5 was released, and its bound is used at step 6
+        assert [move.step for move in clip_moves(journal)] == [3, 6]
+        journal.restart(5)
+        assert [move.step for move in clip_moves(journal)] == [3]
+        assert clip_bound(journal, 5) == clip_bound(journal, 3) < clip_bound(journal, 2)
+
+
 def test_steps_with_and_without_a_count_are_charged_apart(tmp_path):
     with Journal.create(tmp_path / "journal.sqlite", adapting(refresh_every=12)) as journal:
         journal.record(0, np.ones(60))
