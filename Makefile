@@ -43,6 +43,7 @@ browser: setup  ## the report in a real Chromium alone
 
 docs: setup  ## the documentation as a site, in .site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open .site/index.html, or with search: $(BIN)/python -m http.server -d .site"
 
 slow: setup  ## the full-size tests
 	$(BIN)/pytest -m slow

@@ -18,6 +18,7 @@ from experiments import (
     figure1,
     figure2,
     figure3,
+    figure3_resnet20,
     figure4,
     figure5,
     figure7,
@@ -29,6 +30,7 @@ from experiments import (
     table3,
     theorem31,
     utkface,
+    utkface_resnet20,
 )
 
 EXPERIMENTS: Mapping[str, ModuleType] = {
@@ -36,6 +38,7 @@ EXPERIMENTS: Mapping[str, ModuleType] = {
     "figure1": figure1,
     "figure2": figure2,
     "figure3": figure3,
+    "figure3_resnet20": figure3_resnet20,
     "table1": table1,
     "figure4": figure4,
     "table2": table2,
@@ -48,6 +51,7 @@ EXPERIMENTS: Mapping[str, ModuleType] = {
     "appendix_f": appendix_f,
     "adult": adult,
     "utkface": utkface,
+    "utkface_resnet20": utkface_resnet20,
     "imagenet": imagenet,
     "networks": networks,
     "sentences": sentences,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ from epsilons.analysis.figures import course_of_norms
 from experiments.lab import Lab
 from experiments.rows import TITLES, Row, scale
 
-RUNS = ("cifar10-cnn", "cifar10-0.5M", "mnist")
+RUNS = ("cifar10-cnn", "mnist")
 BY = "class"
 
 
-def numbers(lab: Lab) -> dict[str, Any]:
+def numbers(lab: Lab, runs: Sequence[str] = RUNS) -> dict[str, Any]:
     found = {}
-    for name in RUNS:
+    for name in runs:
         course = norm_course(lab.runs(name)[0], BY)
         first, last = ({c: float(m[at]) for c, m in course.medians.items()} for at in (0, -1))
         found[name] = {
@@ -32,8 +33,8 @@ def numbers(lab: Lab) -> dict[str, Any]:
 
 
 def picture(lab: Lab, found: dict[str, Any], file: Path) -> None:
-    figure = Figure(figsize=(12, 3.4), layout="constrained")
-    for axes, name in zip(figure.subplots(1, len(RUNS)), RUNS, strict=True):
+    figure = Figure(figsize=(4.5 * len(found), 3.4), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(found), squeeze=False)[0], found, strict=True):
         course_of_norms(axes, norm_course(lab.runs(name)[0], BY))
     figure.savefig(file)
 
@@ -44,5 +45,5 @@ def rows(found: dict[str, Any], facts: dict[str, Any]) -> list[Row]:
             f"largest ÷ smallest median: {f['ratio_first']:.2f} at first, "
             f"{f['ratio_last']:.2f} at the end", scale(facts[name]),
             f["ratio_last"] > max(1.2, f["ratio_first"]))
-        for name, f in ((name, found[name]) for name in RUNS)
+        for name, f in found.items()
     ]  # fmt: skip

@@ -7,6 +7,7 @@ python -m experiments.page --check    exit 1 if they differ from what is written
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ def generated(results: Path = RESULTS) -> dict[str, str]:
         "verdict": _verdict(rows, found),
         "claims": _table([row for row in rows if row.where != BEYOND]),
         "beyond": _table([row for row in rows if row.where == BEYOND]),
-        "settings": _settings(),
+        "settings": _settings(found),
         "times": _times(found),
     }
 
@@ -84,11 +85,26 @@ def _verdict(rows: list[Row], found: Mapping[str, Any]) -> str:
     return said
 
 
-def _settings() -> str:
-    """One line per training: what the paper's preset has, and what ours."""
+def _trained(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Settings of each training that was run, and what was found in its runs."""
+    known: dict[str, dict[str, Any]] = {}
+    for result in found.values():
+        known |= result["runs"]
+    return {name: known[name] for name in PRESETS["cpu"] if name in known}
+
+
+def _recipe(facts: Mapping[str, Any]) -> Recipe:
+    fields = {field.name: facts[field.name] for field in dataclasses.fields(Recipe)}
+    return Recipe(**{**fields, "seeds": tuple(facts["seeds"])})
+
+
+def _settings(found: Mapping[str, Any]) -> str:
+    """One line per training: what the paper's preset has, and what was run here."""
     lines = ["| training | `paper` | `cpu` |", "|---|---|---|"]
+    trained = _trained(found)
     for name, recipe in PRESETS["paper"].items():
-        lines.append(f"| {name} | {_words(recipe)} | {_words(PRESETS['cpu'][name])} |")
+        ours = _words(_recipe(trained[name])) if name in trained else "not run"
+        lines.append(f"| {name} | {_words(recipe)} | {ours} |")
     return "\n".join(lines)
 
 
@@ -122,15 +138,10 @@ def _times(found: Mapping[str, Any]) -> str:
         "core seconds per seed | of it norm passes |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    known: dict[str, Any] = {}
-    for result in found.values():
-        known |= result["runs"]
     spent: dict[Recipe, list[float]] = {}  # a training with two names was run once
-    for name, recipe in PRESETS["cpu"].items():
-        if name not in known:
-            continue
-        each = known[name]["found"]
-        spent[recipe] = [entry["core_seconds"] / 60 for entry in each]
+    for name, facts in _trained(found).items():
+        each = facts["found"]
+        spent[_recipe(facts)] = [entry["core_seconds"] / 60 for entry in each]
         first = each[0]
         accuracy = " ".join(f"{100 * entry['accuracy']:.2f}" for entry in each)
         core = sum(entry["core_seconds"] for entry in each) / len(each)

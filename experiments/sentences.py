@@ -58,7 +58,7 @@ def picture(lab: Lab, found: dict[str, Any], file: Path) -> None:
         epsilon_histogram(row[0], epsilons)
         group_bars(row[1], group_summary(epsilons, run.examples, run.test, "length"))
         loss_scatter(row[2], loss_relation(epsilons, run.examples.losses))
-        row[0].set_title(TITLES[name], loc="left", fontsize=9)
+        row[0].set_ylabel(TITLES[name].replace(", ", ",\n"))
     figure.savefig(file)
 
 

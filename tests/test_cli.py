@@ -6,6 +6,7 @@ from importlib.metadata import version
 import pytest
 
 from epsilons import __version__
+from epsilons.cli import main_of
 
 PLAN = ["plan", "--n", "60000", "--batch-size", "1024", "--epochs", "100", "--epsilon", "2.4"]
 
@@ -63,3 +64,36 @@ def test_wrong_arguments_are_one_sentence_and_exit_code_2(tmp_path, arguments, s
     assert sentence in shown.stderr
     assert "Traceback" not in shown.stderr
     assert shown.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("missing", "arguments", "extra"),
+    [("torch", ["demo", "--out", "new"], "train"), ("matplotlib", ["report", "new"], "report")],
+)
+def test_without_an_extra_a_verb_says_what_to_install(tmp_path, missing, arguments, extra):
+    code = f"""
+import sys
+class NotInstalled:
+    def find_spec(self, name, *_):
+        if name == {missing!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, NotInstalled())
+sys.argv = {["epsilons", *arguments]}
+from epsilons.cli import main
+main()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert ended.returncode == 2
+    assert ended.stderr == f"error: this needs {missing}: pip install 'epsilons[{extra}]'\n"
+    assert not ended.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_import_that_no_extra_brings_is_no_wrong_input():
+    def act():
+        raise ModuleNotFoundError("No module named 'typo'", name="typo")
+
+    with pytest.raises(ModuleNotFoundError):
+        main_of(act)

@@ -17,6 +17,7 @@ _COPIED = {
     "SECURITY.md": "security.md",
     "examples/README.md": "examples.md",
 }
+_WIDE = ("index.md", "reproduction.md")  # code and tables that need the whole width
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -25,6 +26,12 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, page, content=_for_the_site(source)))
     files.append(File.generated(config, "reference/command_line.md", content=_command_line()))
     return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> None:
+    """Leave the table of contents out where the width is needed."""
+    if page.file.src_uri in _WIDE:
+        page.meta["hide"] = ["toc"]
 
 
 def _for_the_site(source: str) -> str:

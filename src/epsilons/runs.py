@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -274,15 +274,21 @@ class Run:
         only: ArrayLike | None = None,
         releases: Releases | None = None,
         hold: Hold = "nearest",
+        progress: Callable[[int], None] | None = None,
+        processes: int = 1,
     ) -> Epsilons:
         """ε of every training example for the steps taken so far, in data set order.
 
         `delta`: by default the plan's. `method`: the accountant, `"tight"` (the default), `"rdp"`
         or `"rdp-classic"`. `only`: of the examples at these ascending positions, without computing
         the others'. `releases`: everything let out beside the training; by default the plan's clip
-        bound. `hold`: which record a step without one is charged, see `Journal.epsilons`.
+        bound. `hold`: which record a step without one is charged; `progress` and `processes`: how
+        it is computed; see `Journal.epsilons`.
         """
-        return self.journal.epsilons(delta, method, only=only, releases=releases, hold=hold)
+        return self.journal.epsilons(
+            delta, method, only=only, releases=releases, hold=hold, progress=progress,
+            processes=processes,
+        )  # fmt: skip
 
 
 def expect_planned(plan: Plan, examples: Examples) -> None:

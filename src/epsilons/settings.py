@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from epsilons.accounting.adaptive import AdaptiveClipping
 from epsilons.accounting.composition import NOTHING, Releases
-from epsilons.accounting.plan import Clipping, Plan, Rounding, Schedule, Unit
+from epsilons.accounting.plan import Clipping, NormStorage, Plan, Rounding, Schedule, Unit
 from epsilons.accounting.sums import Sums
 
 # What the readers of data sets take; None: not given.
@@ -31,7 +31,7 @@ ADAPTIVE_KEYS = tuple(field.name for field in fields(AdaptiveClipping))
 _PLAN_KEYS = (
     "delta", "batch_size", "sample_rate", "epochs", "steps", "refreshes_per_epoch",
     "refresh_every", "refresh_schedule", "clipping", "rounding", "levels", "sums",
-    "max_records_per_owner", "unit",
+    "norm_storage", "max_records_per_owner", "unit",
 )  # fmt: skip
 
 
@@ -125,6 +125,7 @@ class Settings(BaseModel):
     rounding: Rounding | None = None
     levels: Whole = Field(256, ge=1)
     sums: Sums = "float64"
+    norm_storage: NormStorage = "float64"
     max_records_per_owner: Whole | None = Field(None, ge=1)
     unit: Unit = "record"
     phase: tuple[PhaseChange, ...] = ()

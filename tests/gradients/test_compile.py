@@ -5,6 +5,9 @@ small model goes through the compiler, and all of them in `make slow`.
 """
 
 import math
+import random
+from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 
 import numpy as np
@@ -150,12 +153,13 @@ def test_compiled_hazards_have_the_norms_and_sums_of_eager_passes(name):
     assert is_compiled(model, loss_fn) != (name in VIEWS_THAT_TORCH_REFUSES)
 
 
-@pytest.mark.slow
-def test_half_precision_that_the_compiler_rounds_otherwise_stays_eager(capsys, monkeypatch):
-    monkeypatch.setattr(compiling, "say_once", print)
-    model, (x, slope), _ = rounding_attack("bfloat16", 1024)
-    clipped_gradients(model, sloped, (x, slope), 1.0, compile=True)
-    assert "their compiled norms differ" in capsys.readouterr().out
+def test_half_precision_stays_eager_though_the_first_batch_be_exact(graphs, capsys):
+    """Of zeros all agree; later norms came out 0.4 % lower than the eager ones."""
+    model = nn.Linear(4, 1, bias=False, dtype=torch.bfloat16)
+    batch_norms(model, squared, torch.zeros(5, 4, dtype=torch.bfloat16), compile=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        batch_norms(nn.Linear(4, 1), squared, torch.zeros(5, 4), compile=True)
+    assert capsys.readouterr().out.count("rounds less often in bfloat16") == 2
 
 
 class Counting(nn.Module):
@@ -242,6 +246,166 @@ def test_a_change_of_a_global_of_the_loss_makes_another_graph(graphs, monkeypatc
     assert is_compiled(model, scaled)
 
 
+class Held:
+    """An object that a model or a loss reads a number of."""
+
+    def __init__(self, scale=1.0):
+        self.scale = scale
+
+    def loss(self, model, x):
+        return self.scale * squared(model, x)
+
+    __call__ = loss
+
+
+class Scale(float, Enum):
+    SMALL, LARGE = 1.0, 2.0
+
+
+class Scaled(nn.Module):
+    """A layer with whatever scales it."""
+
+    def __init__(self, held):
+        super().__init__()
+        self.linear, self.tanh, self.held = nn.Linear(8, 3), nn.Tanh(), held
+
+    def forward(self, x):
+        return self.tanh(self.linear(x)) * self.scale()
+
+    def scale(self):
+        return self.held.scale if isinstance(self.held, Held) else self.held[0]
+
+
+def helper(model, x):
+    return SCALE * squared(model, x)
+
+
+def by_helper(model, x):
+    return helper(model, x)
+
+
+def halved(module, inputs, outputs):
+    return (inputs[0] * 0.5,)
+
+
+def loss_by_default(scale):
+    return lambda model, x, scales=scale: scales[0] * squared(model, x)
+
+
+def changes():
+    """A model and its loss, and a change of them that a graph can't see."""
+    model, array, weight = Scaled([1.0]), np.ones(1), torch.ones(3)
+    yield "list", model, squared, partial(model.held.__setitem__, 0, 2.0)
+    model = Scaled([np.float32(1)])
+    yield "NumPy number", model, squared, partial(model.held.__setitem__, 0, np.float32(2))
+    model = Scaled([Scale.SMALL])
+    yield "enumeration", model, squared, partial(model.held.__setitem__, 0, Scale.LARGE)
+    model = Scaled({0: 1.0})
+    yield "dictionary", model, squared, partial(model.held.__setitem__, 0, 2.0)
+    model = Scaled(torch.ones(1))
+    yield "tensor in place", model, squared, partial(model.held.mul_, 2)
+    model = Scaled(Held())
+    yield "configuration", model, squared, partial(setattr, model.held, "scale", 2.0)
+    model = Scaled([1.0])
+    yield "backward hook", model, squared, partial(model.tanh.register_full_backward_hook, halved)
+    held, model = Held(), Scaled([1.0])
+    yield "bound method", model, held.loss, partial(setattr, held, "scale", 2.0)
+    held = Held()
+    yield "callable", model, held, partial(setattr, held, "scale", 2.0)
+    yield "helper's global", model, by_helper, partial(globals().__setitem__, "SCALE", 3.0)
+    loss_fn = loss_by_default(array)
+    yield "array", model, loss_fn, partial(array.__setitem__, 0, 2.0)
+    criterion = nn.CrossEntropyLoss(weight=weight, reduction="none")
+
+    def loss_fn(model, x):
+        return criterion(model(x), torch.arange(5) % 3)
+
+    yield "buffer of the criterion", model, loss_fn, partial(weight.mul_, 2)
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in changes()])
+def test_a_change_that_python_code_reads_makes_another_graph(name, graphs, monkeypatch):
+    monkeypatch.setitem(globals(), "SCALE", 2.0)
+    torch.manual_seed(0)
+    model, loss_fn, change = next(rest for known, *rest in changes() if known == name)
+    x = torch.randn(5, 8)
+    before = batch_norms(model, loss_fn, x, compile=True)
+    assert is_compiled(model, getattr(loss_fn, "__self__", loss_fn))
+    change()
+    expected = batch_norms(model, loss_fn, x)
+    assert not torch.allclose(expected, before, rtol=1e-2)
+    found = batch_norms(model, loss_fn, x, compile=True)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("own", [np.random.default_rng, random.Random, torch.Generator])
+def test_draws_by_a_generator_of_the_models_own_stay_eager_though_they_rarely_count(own, graphs):
+    class Rare(Scaled):
+        def scale(self):
+            torch_own = isinstance(self.held, torch.Generator)
+            draw = torch.rand((), generator=self.held).item() if torch_own else self.held.random()
+            return 2.0 if draw < 0.1 else 1.0
+
+    model, x = Rare(own()), torch.randn(5, 8)
+    if own is not torch.Generator:
+        model.held = own(3)
+    found = {tuple(batch_norms(model, squared, x, compile=True).tolist()) for _ in range(60)}
+    assert len(found) == 2
+    assert set(compiling._known[model][squared].values()) == {None}
+
+
+def test_what_a_model_keeps_of_a_pass_is_never_a_tensor_without_numbers(graphs, capsys):
+    model, kept = nn.Linear(8, 3), []
+    model.register_forward_hook(lambda module, inputs, outputs: kept.append(outputs))
+    batch_norms(model, squared, torch.randn(5, 8), compile=True)
+    assert "attributes change from pass to pass" in capsys.readouterr().out
+    assert not any(map(compiling.is_traced, kept))
+
+
+@dataclass
+class Unhashable:
+    scale: float = 1.0
+
+    def __call__(self, model, x):
+        return self.scale * squared(model, x)
+
+
+def test_a_loss_that_is_no_key_stays_eager(graphs, capsys):
+    model, x = nn.Linear(8, 3), torch.randn(5, 8)
+    expected = batch_norms(model, Unhashable(), x)
+    assert torch.equal(batch_norms(model, Unhashable(), x, compile=True), expected)
+    assert "can't be told (unhashable type" in capsys.readouterr().out
+
+
+def test_an_interrupted_compilation_begins_anew(graphs, monkeypatch):
+    model, x = nn.Linear(8, 3), torch.randn(5, 8)
+
+    def interrupted(graph, **_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as pressed:
+        pressed.setattr(torch, "compile", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            batch_norms(model, squared, x, compile=True)
+    batch_norms(model, squared, x, compile=True)
+    assert is_compiled(model, squared)
+
+
+def test_norms_that_are_finite_where_eager_ones_are_not_differ():
+    def passed(*norms):
+        return compiling.Clipped({}, torch.tensor(norms), torch.zeros(len(norms)))
+
+    assert compiling._differ(passed(1.0, 1.0), passed(math.inf, math.nan))
+    assert not compiling._differ(passed(math.nan, 1.0), passed(2.0, 1.0))
+
+
+def test_a_loss_that_wants_more_than_one_example_is_never_given_one():
+    def loss_fn(model, x):
+        return model(x).squeeze()[:, 0].square()
+
+    gradient_norms(nn.Linear(8, 3), loss_fn, torch.randn(400, 8), batch_size=2)
+
+
 def test_a_tensor_that_is_in_a_batch_twice_may_be_two_the_next_time(graphs):
     torch.manual_seed(0)
     model, x = nn.Linear(8, 8), torch.randn(5, 8)
@@ -261,7 +425,7 @@ def test_a_model_that_always_has_another_shape_stays_eager_in_the_end(graphs, ca
         expected = batch_norms(model, squared, x)
         found = batch_norms(model, squared, x, compile=True)
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
-    assert "shapes were compiled" in capsys.readouterr().out
+    assert "shapes or states had a graph" in capsys.readouterr().out
     assert len(compiling._known[model][squared]) == compiling._MOST
 
 

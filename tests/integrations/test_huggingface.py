@@ -82,7 +82,9 @@ class Trainer(transformers.Trainer):
 def test_a_trainer_under_opacus(tmp_path):
     model = transformer()
     engine, hooks, optimizer, loader = private(model)
-    callback = IndividualPrivacy(hooks, loss_fn, delta=1e-5, out=tmp_path / "run", refresh_every=2)
+    callback = IndividualPrivacy(
+        loss_fn, hooks=hooks, delta=1e-5, out=tmp_path / "run", refresh_every=2
+    )
     Trainer(
         loader, model=model, optimizers=(optimizer, None), callbacks=[callback],
         args=transformers.TrainingArguments(
@@ -112,7 +114,7 @@ def test_a_trainer_under_opacus_goes_on_after_an_exception(tmp_path):
     """Accounting was attached still, and the second train() was refused."""
     model = transformer()
     engine, hooks, optimizer, loader = private(model)
-    callback = IndividualPrivacy(hooks, loss_fn, delta=1e-5, out=tmp_path / "run")
+    callback = IndividualPrivacy(loss_fn, hooks=hooks, delta=1e-5, out=tmp_path / "run")
     trainer = Trainer(
         loader, model=model, optimizers=(optimizer, None), callbacks=[callback, Once()],
         args=transformers.TrainingArguments(
@@ -131,7 +133,7 @@ def test_a_trainer_under_opacus_goes_on_after_an_exception(tmp_path):
 def test_the_trainers_own_loader_is_refused(tmp_path):
     model = transformer()
     _, hooks, optimizer, _ = private(model)
-    callback = IndividualPrivacy(hooks, loss_fn, delta=1e-5, out=tmp_path / "run")
+    callback = IndividualPrivacy(loss_fn, hooks=hooks, delta=1e-5, out=tmp_path / "run")
     trainer = transformers.Trainer(
         model=model, optimizers=(optimizer, None), callbacks=[callback],
         train_dataset=Sentences(),
@@ -162,4 +164,4 @@ def test_a_loop_with_accelerate(tmp_path):
 
 def test_nothing_before_training(tmp_path):
     with pytest.raises(ValueError, match="has not begun"):
-        IndividualPrivacy(None, loss_fn, delta=1e-5, out=tmp_path / "run").epsilons()
+        IndividualPrivacy(loss_fn, hooks=None, delta=1e-5, out=tmp_path / "run").epsilons()

@@ -442,6 +442,12 @@ def test_wrong_entries_are_refused_and_nothing_is_lost(tmp_path, norms, act, sen
     assert journal.steps_charged == 10
 
 
+def test_a_margin_that_is_a_number_is_refused_before_a_file_is_there(tmp_path):
+    with pytest.raises(TypeError, match=r"margin=0\.1; expected a Margin"):
+        Journal.create(tmp_path / "j", small_plan(), margin=0.1)
+    assert not (tmp_path / "j").exists()
+
+
 def test_other_files_are_not_journals(tmp_path):
     with pytest.raises(ValueError, match="is not there"):
         Journal.open(tmp_path / "none")

@@ -169,7 +169,7 @@ def test_thresholds_of_individual_clipping_move_with_the_bound(tmp_path):
     assert np.allclose(everyone[1], everyone[0] * ratio, rtol=1e-12)
 
 
-@pytest.mark.parametrize("at", [5, 7])
+@pytest.mark.parametrize("at", [5, pytest.param(7, marks=pytest.mark.slow)])
 def test_a_run_whose_bound_adapts_resumes_to_the_same_bits(tmp_path, at):
     class Stop(Exception):
         pass

@@ -83,14 +83,13 @@ def test_steps_are_replayed_only_if_they_are_compiled_again(tmp_path, graphs, mo
     assert Run.open(tmp_path / "run").journal.restarts == int(not compile)
 
 
-WARMTH = 1.0
-
-
 class Tempered(torch.nn.Module):
-    """A layer that reads a global, which no graph can know of."""
+    """A layer that reads an attribute of its class, which no graph can know of."""
+
+    warmth = 1.0
 
     def forward(self, x):
-        return x / WARMTH
+        return x / self.warmth
 
 
 def test_what_a_graph_took_for_constant_is_looked_at_again_at_refreshes(
@@ -104,7 +103,7 @@ def test_what_a_graph_took_for_constant_is_looked_at_again_at_refreshes(
     )
     seen = iter(training)
     assert [next(seen).number for _ in range(3)] == [0, 1, 2]
-    monkeypatch.setitem(globals(), "WARMTH", 2.0)
+    monkeypatch.setattr(Tempered, "warmth", 2.0)
     with pytest.raises(ValueError, match="at step 4 compiled passes no longer do what model and"):
         list(seen)
 

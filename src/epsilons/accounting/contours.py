@@ -194,9 +194,11 @@ def _table(  # type: ignore[no-untyped-def]
                 phase[i, j] = (c - 0.5) * j * h * s[i] ** 2
             tail[i] = -((omega * s[i]) ** 2) / 2
             continue
-        if not (p[i] == valid_for and 0.5 * valid_to < s[i] <= valid_to):
-            # A larger s needs a finer step, so one step serves the levels just below it.
-            valid_for, valid_to = p[i], 1.1 * s[i]
+        # A larger s needs a finer step, so one step serves the levels just below it: up to the next
+        # power of 1.1, so that no entry depends on which rows are computed with it.
+        ceiling = (1 + 1e-9) * 1.1 ** math.ceil(math.log(s[i]) / math.log(1.1))
+        if not (p[i] == valid_for and ceiling == valid_to):
+            valid_for, valid_to = p[i], ceiling
             low, high = _range(c, valid_to, p[i], add)
             step = _step(power, omega, valid_to, p[i], low, high)
         low, high = _range(c, s[i], p[i], add)

@@ -134,33 +134,47 @@ def soft_histogram(
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _split(norms, steps, bound, phase, first, last, out):  # type: ignore[no-untyped-def]
     """Adds a block, each pair to both neighbours; a row with a negative norm, or −1."""
     top = out.shape[2] - 1
-    own = 1 if steps.shape[1] > 1 else 0
-    inverse = 1.0 / (2.0 * np.arange(top) + 1.0)
+    own = steps.shape[1] > 1
+    whole = np.float64(UNIT)
+    level, weight = np.empty(last - first, np.int32), np.empty(last - first)
+    width = out.shape[1] * out.shape[2]
+    flat = out[first:last].reshape(-1)
     bad = -1
     for r in range(norms.shape[0]):
         limit = bound[r]
         scale = top / limit
-        k = phase[r]
-        for j in range(first, last):
-            z = np.float64(norms[r, j])
+        row = norms[r, first:last]
+        negative = 0
+        # Written for vector instructions: comparisons in place of min and max, a division in place
+        # of a table, and the sums, which have none, in a loop of their own.
+        for j in range(row.size):
+            z = np.float64(row[j])
             # NaN compares false, so that it counts as the bound.
             z = z if z < limit else limit
-            bad = r if z < 0.0 else bad
-            u = max(z, 0.0) * scale
-            b = min(int(u), top - 1)
-            share = (u * u - float(b * b)) * inverse[b]
+            negative += 1 if z < 0.0 else 0
+            u = z * scale if z > 0.0 else 0.0
+            level[j] = np.int32(u) if u < top else np.int32(top - 1)
+            lower = np.float64(level[j])
+            share = (u * u - lower * lower) / (2.0 * lower + 1.0)
             # Up, but for the rounding of u, which would move a norm off its level; a norm above
             # 0 is charged at least one unit.
-            weight = min(int(share * UNIT + (1 - 2.0**-8)), UNIT)
-            weight = max(weight, 1 if 0.0 < u < 1.0 else 0)
-            times = steps[r, j * own]
-            at = np.uint64(b)  # unsigned: no check for indices from the end
-            out[j, k, at] += np.uint64(times * (UNIT - weight))
-            out[j, k, at + np.uint64(1)] += np.uint64(times * weight)
+            part = share * whole + (1 - 2.0**-8)
+            part = part if part < whole else whole
+            weight[j] = 1.0 if u > 0.0 and u < 1.0 and part < 1.0 else part
+        bad = r if negative > 0 else bad
+        start = phase[r] * (top + 1)
+        times = steps[r, 0]
+        for j in range(row.size):
+            if own:
+                times = steps[r, first + j]
+            upper = times * np.int64(weight[j])
+            at = np.uint64(start + j * width + level[j])
+            flat[at] += np.uint64(times * UNIT - upper)
+            flat[at + np.uint64(1)] += np.uint64(upper)
     return bad
 
 

@@ -7,8 +7,8 @@ of norms, the work on the privacy loss is that of the levels.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,6 +22,7 @@ from epsilons.accounting.histories import (
     level_norms,
     soft_histogram,
 )
+from epsilons.accounting.processes import in_processes
 from epsilons.accounting.rdp import DEFAULT_ORDERS, rdp_epsilon
 from epsilons.accounting.results import Epsilons, Kind
 from epsilons.accounting.tight import TightAccountant
@@ -105,6 +106,7 @@ def epsilons_from_blocks(
     clipping: Clipping = "max",
     worst_case: float | None = None,
     progress: Callable[[int], None] | None = None,
+    processes: int = 1,
     beside: ArrayLike = 0.0,
 ) -> Epsilons:
     """The same as `individual_epsilons`, from successive groups of examples.
@@ -114,8 +116,9 @@ def epsilons_from_blocks(
     `sample_rate`, `max_grad_norm`, `delta`, `method`, `levels`, `rounding` and `clipping` as there,
     with the same rows in every block. `worst_case`: ε of an example that is at the bound in every
     step, if it is known; else it is computed from the rows. `progress` is called with the number of
-    examples done. `beside`: how far everyone moves what the steps of a row release beside the
-    gradient, in standard deviations of its noise, a number or one per row. ValueError as there.
+    examples done. `processes`: how many price blocks at a time, by default 1. `beside`: how far
+    everyone moves what the steps of a row release beside the gradient, in standard deviations of
+    its noise, a number or one per row. ValueError as there.
     """
     checks.open_unit("delta", delta)
     checks.one_of("method", method, METHODS)
@@ -129,49 +132,19 @@ def epsilons_from_blocks(
     if levels is None:
         levels = PAPER_LEVELS if rounding == "nearest" else DEFAULT_LEVELS
     checks.whole("levels", levels, 1)
-    rounded: Rounding = "up" if clipping == "individual" else rounding
+    checks.whole("processes", processes, 1)
     phases = _Phases(sample_rate, noise_std, max_grad_norm, beside, levels)
-    accountant = TightAccountant(
-        phases.s, phases.p, delta, levels=levels + 1 if rounded is None else None
-    )
+    pricer = _Pricer(phases, delta, method, levels, rounding, clipping)
     found: list[NDArray[np.float64]] = [np.zeros(0)]
     most = np.zeros(phases.count, dtype=np.int64)
     single = True
     done = 0
-    for norms, steps in blocks:
-        z, times = np.asarray(norms), checks.counts("steps", steps)
-        if z.ndim != 2 or times.shape not in (z.shape[:1], z.shape):
-            raise ValueError(
-                f"norms {z.shape} and steps {times.shape} of a block do not fit; "
-                "expected (rows, m), and (rows,) or (rows, m)."
-            )
-        single = single and int(times.max(initial=0)) <= 1
-        of_row = phases.of_rows(z.shape[0])
-        most = np.maximum(most, _steps_by_phase(times, of_row, phases.count))
-        chunk = max(1, _ENTRIES // phases.s.size)
-        for first in range(0, z.shape[1], chunk):
-            some = slice(first, first + chunk)
-            histories = partial(
-                _histories,
-                bound=phases.max_grad_norm[of_row],
-                levels=levels,
-                least_level=1 if clipping == "individual" else 0,
-                phase=of_row,
-                phases=phases.count,
-            )
-            own = z[:, some], times if times.ndim == 1 else times[:, some]
-            weights = histories(*own, rounding=rounded)
-            if method != "tight" or rounded is not None:
-                values = _priced(accountant, weights, delta, method)
-            else:
-                values, loose = accountant.epsilons_between(weights)
-                if loose.any():
-                    up = histories(*(_columns(a, loose) for a in own), rounding="up")
-                    values[loose] = np.minimum(values[loose], accountant.epsilons(up))
-            found.append(values)
-            done += values.size
-            if progress is not None:
-                progress(done)
+    for part in in_processes(pricer, blocks, processes):
+        found.append(part.values)
+        most, single = np.maximum(most, part.most), single and part.single
+        done += part.values.size
+        if progress is not None:
+            progress(done)
     values = np.concatenate(found)
     if clipping == "none":
         return _not_private(values.size, delta, method)
@@ -186,6 +159,82 @@ def epsilons_from_blocks(
         kind=_kind(clipping, rounding, single),
         worst_case=worst_case,
     )
+
+
+class _Part(NamedTuple):
+    """One block, priced."""
+
+    values: NDArray[np.float64]  # (m,)
+    most: NDArray[np.int64]  # (phases,): the most steps that any example spent in each phase
+    single: bool  # whether every row of norms stands for a single step
+
+
+class _Pricer:
+    """Prices one block of examples after the other; an example's ε depends on its own block alone.
+
+    Arguments as for `epsilons_from_blocks`, checked there.
+    """
+
+    def __init__(
+        self,
+        phases: _Phases,
+        delta: float,
+        method: Method,
+        levels: int,
+        rounding: Rounding,
+        clipping: Clipping,
+    ) -> None:
+        self._phases, self._delta, self._method, self._levels = phases, delta, method, levels
+        self._rounding: Rounding = "up" if clipping == "individual" else rounding
+        self._least_level = 1 if clipping == "individual" else 0
+
+    @cached_property
+    def _accountant(self) -> TightAccountant:
+        between = self._levels + 1 if self._rounding is None else None
+        return TightAccountant(self._phases.s, self._phases.p, self._delta, levels=between)
+
+    def __call__(self, block: tuple[ArrayLike, ArrayLike]) -> _Part:
+        """The block (norms (rows, m), steps (rows,) or (rows, m)), priced."""
+        z, times = np.asarray(block[0]), checks.counts("steps", block[1])
+        if z.ndim != 2 or times.shape not in (z.shape[:1], z.shape):
+            raise ValueError(
+                f"norms {z.shape} and steps {times.shape} of a block do not fit; "
+                "expected (rows, m), and (rows,) or (rows, m)."
+            )
+        phases = self._phases
+        of_row = phases.of_rows(z.shape[0])
+        histories = partial(
+            _histories,
+            bound=phases.max_grad_norm[of_row],
+            levels=self._levels,
+            least_level=self._least_level,
+            phase=of_row,
+            phases=phases.count,
+        )
+        chunk = max(1, _ENTRIES // phases.s.size)
+        values = np.empty(z.shape[1])
+        for first in range(0, z.shape[1], chunk):
+            some = slice(first, first + chunk)
+            own = z[:, some], times if times.ndim == 1 else times[:, some]
+            values[some] = self._values(histories, *own)
+        return _Part(
+            values, _steps_by_phase(times, of_row, phases.count), int(times.max(initial=0)) <= 1
+        )
+
+    def _values(
+        self,
+        histories: Callable[..., NDArray[np.float64]],
+        norms: NDArray[Any],
+        steps: NDArray[np.int64],
+    ) -> NDArray[np.float64]:
+        weights = histories(norms, steps, rounding=self._rounding)
+        if self._method != "tight" or self._rounding is not None:
+            return _priced(self._accountant, weights, self._delta, self._method)
+        values, loose = self._accountant.epsilons_between(weights)
+        if loose.any():
+            up = histories(*(_columns(a, loose) for a in (norms, steps)), rounding="up")
+            values[loose] = np.minimum(values[loose], self._accountant.epsilons(up))
+        return values
 
 
 class _Phases:

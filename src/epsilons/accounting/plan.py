@@ -29,6 +29,9 @@ Clipping = Literal["max", "individual", "none"]
 Unit = Literal["record", "owner"]
 Rounding = Literal["up", "nearest"]
 Schedule = Literal["early", "uniform"]
+NormStorage = Literal["float64", "uint16"]
+# Half of what 16 bits can tell apart is kept for norms up to the clip bound, the levels among them.
+MOST_LEVELS_UINT16 = 2**15
 _ENDLESS = 2**62
 _REFRESH_SHARE = 0.1  # of a run's time, by default
 _A_BOUND = "a finite number > 0, from 1e-300 to 1e300"  # its levels are no zeros
@@ -125,6 +128,10 @@ class Plan:
     Then n counts owners, `batch_size` is the expected number of owners, and the worst case and
     every individual ε are per person.
 
+    `norm_storage`: how the journal keeps the norms of refreshes: `"float64"`, the default, or
+    `"uint16"`, rounded up to 2⁻¹⁵ of the clip bound, in a quarter of the space. ε's are then higher
+    by about as little, and never lower; thresholds of individual clipping are the same.
+
     `max_records_per_owner`: how many records one person may have, decided without looking at the
     data, as everything here; data in which someone has more is refused. With `unit="record"` it
     says nothing about the `worst_case`, which is per record, and makes one per person possible;
@@ -163,6 +170,7 @@ class Plan:
     levels: int = 256
     phases: tuple[tuple[int, Mapping[str, float]], ...] = ()
     sums: Sums = "float64"
+    norm_storage: NormStorage = "float64"
     max_records_per_owner: int | None = None
     clip_bound_mu: float = 0.0
     clip_bound_distance: float = 0.0
@@ -190,6 +198,11 @@ class Plan:
         _check(_whole(self.levels) and self.levels >= 1, "levels", self.levels,
                "a whole number ≥ 1")  # fmt: skip
         _check(self.sums in ("float64", "float32"), "sums", self.sums, "'float64' or 'float32'")
+        _check(self.norm_storage in ("float64", "uint16"), "norm_storage", self.norm_storage,
+               "'float64' or 'uint16'")  # fmt: skip
+        if self.norm_storage == "uint16":
+            _check(self.levels <= MOST_LEVELS_UINT16, "levels", self.levels,
+                   f"at most {MOST_LEVELS_UINT16} with norm_storage='uint16'")  # fmt: skip
         most = self.max_records_per_owner
         _check(most is None or (_whole(most) and most >= 1), "max_records_per_owner", most,
                "a whole number ≥ 1, or None")  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -66,6 +66,29 @@ class Epsilons:
 
     def __repr__(self) -> str:
         return f"<Epsilons n={len(self)} δ={self.delta:g} {self.method} {self.kind}>"
+
+    @classmethod
+    def joined(cls, parts: Sequence[Epsilons]) -> Epsilons:
+        """The ε's of successive parts of a data set together, as priced by several processes.
+
+        `parts`: one or more results of the same run, by the same method. ValueError if their δ,
+        method, kind or worst case differ.
+
+        >>> part = Epsilons(values=np.ones(3), delta=1e-5, method="rdp", kind="exact",
+        ...                 worst_case=2.0)
+        >>> Epsilons.joined([part, part])
+        <Epsilons n=6 δ=1e-05 rdp exact>
+        """
+        facts = {(part.delta, part.method, part.kind, part.worst_case) for part in parts}
+        if len(facts) != 1:
+            raise ValueError(
+                f"{len(parts)} parts with {len(facts)} different (δ, method, kind, worst case); "
+                "expected parts of one run that were priced alike"
+            )
+        values = np.concatenate([part.values for part in parts])
+        one = all(part.cautious is part.values for part in parts)
+        cautious = values if one else np.concatenate([part.cautious for part in parts])
+        return replace(parts[0], values=values, cautious=cautious)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Through the constructor: arrays of a plain unpickling would be writeable.

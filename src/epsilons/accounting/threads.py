@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 def available() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0)) or 1
-    return os.cpu_count() or 1
+    """How many cores this process may use; no more than OMP_NUM_THREADS, which torchrun sets."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, min(cores or 1, int(said) if said.isdigit() else 2**16))
 
 
 def run(part: Callable[[int, int], object], *, worthwhile: bool = True) -> None:

@@ -44,16 +44,14 @@ _STEP_BASE = 1.3
 # Contours pass through every third of the spaced orders: c − 1 within 11 % of the best.
 _CENTRES = SPACED_ORDERS[::3].copy()
 _COLUMNS = np.searchsorted(DEFAULT_ORDERS, _CENTRES)
-# Relative errors of the solver's polynomial, of K(c), and of sums over levels per nat of them.
-_ROUNDING, _START_ERROR, _SUM_ERROR = 1e-12, 1e-11, 2e-14
+# Relative errors of the solver's polynomial, of K(c), and of sums over levels, per level.
+_ROUNDING, _START_ERROR, _SUM_ERROR = 1e-12, 1e-11, 1.2e-16
 # Stands for ∞, and what is as good, in a table of prices, where 0 · ∞ would be NaN.
 _HUGE = 1e290
 # From which relative difference on the bound of interpolation is called loose.
 _LOOSE = 1e-5
 # Histories × nodes summed at a time (four tables of 32 MiB).
 _AT_ONCE = 2**22
-# Multiplications from which on BLAS is faster than a loop.
-_LARGE = 2**26
 # Entries of contour tables kept at a time (256 MiB).
 _KEPT = 2**25
 
@@ -192,7 +190,7 @@ class TightAccountant:
 
     def totals(self, weights: Array) -> Array:
         """(m, orders): K of each history at `DEFAULT_ORDERS`; `weights` (m, rows) in steps."""
-        k: Array = weights @ self._prices
+        k = _product(weights, self._prices)
         k[k > _HUGE / 1e12] = np.inf
         return k
 
@@ -226,7 +224,9 @@ class TightAccountant:
         keys = _contours(
             k[np.ix_(work, _COLUMNS)], ceiling[work], math.log(1 / (_ALIAS * self._delta))
         )
+        first = True
         while work.size:
+            before = found[work, 1]
             groups, group = np.unique(keys, axis=0, return_inverse=True)
             late = np.zeros(work.size, dtype=np.bool_)
             for g, (order, power, nodes) in enumerate(groups.tolist()):
@@ -235,7 +235,10 @@ class TightAccountant:
                 late[members] = self._solve(
                     (order, power, nodes), weights[mine], ceiling, mine, found, between=between
                 )
-            work, keys = work[late], keys[late]
+            # Between rows more nodes can also be worse: once they gained nothing, they never did.
+            if between and not first:
+                late &= found[work, 1] < before * (1 - _LOOSE)
+            work, keys, first = work[late], keys[late], False
             keys[:, 2] *= 2
         return found
 
@@ -255,9 +258,8 @@ class TightAccountant:
         used = np.asarray((weights > 0).any(axis=0))
         for side in sides:
             side.cover(used)
-        tails = np.stack(
-            [weights @ (side.tail_between if between else side.tail) for side in sides]
-        )
+        ends = [side.tail_between if between else side.tail for side in sides]
+        tails = _product(weights, np.stack(ends, axis=1)).T
         # Beyond the last node Σ 2|A_j| ≤ 2e^tail/(h²(J−1)), to compare with A_0 = 1/(c(c−1)).
         unit = math.log(h * h * (key[2] - 1) / (2 * c * (c - 1)))
         short = tails.max(axis=0) > math.log(_TAIL) + unit
@@ -276,8 +278,13 @@ class TightAccountant:
                 tables = (side.log_ratio, side.phase, side.error)
                 sums = tuple(_product(w, table) for table in tables)
                 gap = _product(w, side.gap) if between else np.zeros((go.size, 0))
-                given = (w @ side.start, ceiling[mine[go]], extra[go], tail[go])
-                _in_parts(c, h, math.log(self._delta), given, (*sums, gap), out)
+                given = (
+                    _product(w, side.start[:, None])[:, 0],
+                    ceiling[mine[go]],
+                    extra[go],
+                    tail[go],
+                )
+                _in_parts(c, h, math.log(self._delta), self._s.size, given, (*sums, gap), out)
             found[mine[go], :2] = np.minimum(found[mine[go], :2], roots.max(axis=0))
         return np.zeros_like(short) if last else short
 
@@ -294,23 +301,40 @@ class TightAccountant:
 
 
 def _product(weights: Array, table: Array) -> Array:
-    """`weights @ table`; a small product without BLAS, whose threads take longer to wake."""
-    if weights.shape[0] * table.size >= _LARGE:
-        found: Array = weights @ table
-        return found
+    """`weights @ table`, each row summed in the order of the levels, whatever other rows there are.
+
+    BLAS sums a row in an order that depends on how many there are, so that an example's ε would
+    depend on the examples that are priced with it. It is slower, too: histories have zeros at many
+    levels, which are skipped here.
+    """
     out = np.zeros((weights.shape[0], table.shape[1]))
-    _add_products(weights, table, out)
+
+    def part(k: int, n: int) -> None:
+        some = slice(k * len(out) // n, (k + 1) * len(out) // n)
+        _add_products(weights[some], table, out[some])
+
+    threads.run(part, worthwhile=weights.shape[0] * table.size >= 2**24)
     return out
 
 
 @njit(cache=True, nogil=True)
 def _add_products(weights, table, out):  # type: ignore[no-untyped-def]
+    levels = weights.shape[1]
+    # Four rows of the table at a time, so that a sum is loaded and stored once for four products.
+    row, weight = np.zeros(levels + 4, dtype=np.int64), np.zeros(levels + 4)
     for i in range(weights.shape[0]):
-        for row in range(weights.shape[1]):
-            weight = weights[i, row]
-            if weight != 0.0:
-                for j in range(table.shape[1]):
-                    out[i, j] += weight * table[row, j]
+        used = 0
+        for level in range(levels):
+            if weights[i, level] != 0.0:
+                row[used], weight[used] = level, weights[i, level]
+                used += 1
+        weight[used : used + 4] = 0.0
+        total = out[i]
+        for k in range(0, used, 4):
+            a, b, c, d = table[row[k]], table[row[k + 1]], table[row[k + 2]], table[row[k + 3]]
+            wa, wb, wc, wd = weight[k], weight[k + 1], weight[k + 2], weight[k + 3]
+            for j in range(total.size):
+                total[j] = total[j] + wa * a[j] + wb * b[j] + wc * c[j] + wd * d[j]
 
 
 def _next_below(s: Array, levels: int | None) -> Array | None:
@@ -369,18 +393,22 @@ def _in_parts(
     c: float,
     h: float,
     log_delta: float,
+    levels: int,
     given: tuple[Array, ...],
     sums: tuple[Array, ...],
     out: Array,
 ) -> None:
     n = out.shape[0]
+    t = c + 1j * h * np.arange(sums[0].shape[1])
+    share, angle = 1 / abs(t * (t - 1)), np.angle(t * (t - 1))  # of 1/(t(t−1)), in polar form
+    share[1:] *= 2
 
     def part(i: int, parts: int) -> None:
         some = slice(i * n // parts, (i + 1) * n // parts)
         k, ceiling, extra, tail = (a[some] for a in given)
         log_ratio, phase, error, gap = (a[some] for a in sums)
         _roots(
-            c, h, log_delta, k, ceiling, extra, tail,
+            c, h, log_delta, levels, share, angle, k, ceiling, extra, tail,
             log_ratio, phase, error, gap, out[some],
         )  # fmt: skip
 
@@ -389,8 +417,9 @@ def _in_parts(
 
 @njit(cache=True, nogil=True)
 def _roots(  # type: ignore[no-untyped-def]
-    c, h, log_delta, k, ceiling, extra, tail, log_ratio, phase, error, gap, out
-):
+    c, h, log_delta, levels, share, angle,
+    k, ceiling, extra, tail, log_ratio, phase, error, gap, out,
+):  # fmt: skip
     """The least ε with δ̂ + bounds ≤ δ: without (first) and with (second) interpolation's bound."""
     m, nodes = log_ratio.shape
     real, imaginary = np.empty(nodes), np.empty(nodes)
@@ -399,17 +428,14 @@ def _roots(  # type: ignore[no-untyped-def]
         for j in range(nodes):
             omega = j * h
             up = log_ratio[i, j] - omega * omega * extra[i] / 2
-            turn = phase[i, j] + omega * (c - 0.5) * extra[i]
-            # 1/(t(t−1)) in polar form
-            square = (c * (c - 1) - omega * omega) ** 2 + (omega * (2 * c - 1)) ** 2
-            turn -= math.atan2(omega * (2 * c - 1), c * (c - 1) - omega * omega)
-            share = (1.0 if j == 0 else 2.0) / math.sqrt(square)
-            amount = share * math.exp(up)
+            turn = phase[i, j] + omega * (c - 0.5) * extra[i] - angle[j]
+            amount = share[j] * math.exp(up)
             real[j], imaginary[j] = amount * math.cos(turn), amount * math.sin(turn)
-            doubt = _ROUNDING + _START_ERROR * k[i] + _SUM_ERROR * (abs(phase[i, j]) - up)
-            slack += share * _spread(up, doubt + error[i, j])
+            doubt = _ROUNDING + _START_ERROR * k[i]
+            doubt += _SUM_ERROR * levels * (abs(phase[i, j]) - up)
+            slack += share[j] * _spread(up, doubt + error[i, j])
             if gap.shape[1] > 0:
-                between += share * _spread(up, doubt + gap[i, j])
+                between += share[j] * _spread(up, doubt + gap[i, j])
         beyond = 2 * math.exp(min(tail[i] - (h * nodes) ** 2 * extra[i] / 2, 700.0))
         beyond /= h * h * (nodes - 1)
         level = k[i] + c * (c - 1) * extra[i] / 2 + math.log(h / (2 * math.pi)) - log_delta

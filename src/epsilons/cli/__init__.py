@@ -47,6 +47,10 @@ _VERBS = (
     plan, init, train, resume, status, verify, export, account, demo,
     report, groups, attack, compare, owner, publish, total,
 )  # fmt: skip
+_EXTRA_OF = {
+    "torch": "train", "cryptography": "train", "sklearn": "train", "PIL": "train",
+    "jinja2": "report", "matplotlib": "report",
+}  # fmt: skip
 
 
 def _stoppable(verb: Callable[..., None]) -> Callable[..., None]:
@@ -112,9 +116,22 @@ def _act(act: Callable[[], object], talk: Console) -> None:
     except (ValueError, OSError) as error:
         talk.print(f"error: {error}")
         sys.exit(2)
+    except ImportError as error:
+        talk.print(f"error: {_what_to_install(error)}")
+        sys.exit(2)
     except KeyboardInterrupt as stopped:
         talk.print(f"{stopped}" if str(stopped) else "stopped")
         sys.exit(_exit_code(stopped))
+
+
+def _what_to_install(error: ImportError) -> str:
+    """A sentence, of ours or made here; the error itself is raised if it is no missing extra."""
+    if error.name is None:
+        return str(error)
+    missing = error.name.partition(".")[0]
+    if missing not in _EXTRA_OF:
+        raise error
+    return f"this needs {missing}: pip install 'epsilons[{_EXTRA_OF[missing]}]'"
 
 
 def _print_version(asked: bool) -> None:

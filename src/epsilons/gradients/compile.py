@@ -26,11 +26,12 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.func import functional_call
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from epsilons.gradients.isolation import undisturbed
+from epsilons.gradients.python_state import PLAIN, python_state
 from epsilons.gradients.trees import swapped, tensors_in
 
 Compile = Literal["auto"] | bool
@@ -91,8 +92,11 @@ class Graph:
     def __init__(self, work: Pass, inputs: Inputs) -> None:
         self.names = list(inputs.parameters)
         self._replayed = inputs.device.type == "cuda"  # as a CUDA graph; not tried on a GPU
+        traced = _traced(work, inputs)
+        if any(map(_is_coarse, (t for node in traced.graph.nodes for t in _values(node)))):
+            raise StaysEager("the compiler rounds less often in bfloat16 and float16")
         self._call: Callable[..., Any] = torch.compile(
-            _traced(work, inputs),
+            traced,
             dynamic=False,
             fullgraph=True,
             options=_OPTIONS | {"triton.cudagraphs": self._replayed},
@@ -162,24 +166,26 @@ def repays(
 
     With "auto", if eager passes of `size` examples would take five minutes: by the operations and
     parameters of a forward pass, so that the same run decides the same way on any machine with a
-    compiler. Then a line on stderr says so. `batch`: some examples.
+    compiler. Then a line on stderr says so. `batch`: some examples, `size` of which are looked at.
     """
     if compile != "auto":
         return compile
     device = next(model.parameters()).device
     if passes < _PASSES or (device.type == "cpu" and shutil.which("g++") is None):
         return False
-    one = swapped(batch, {id(t): t[:1] for t in tensors_in(batch) if t.dim() > 0})
+    some = swapped(batch, {id(t): t[:size] for t in tensors_in(batch) if t.dim() > 0})
+    count = max(len(t) for t in tensors_in(some) if t.dim() > 0)
     with undisturbed(model, device, seed=0), torch.no_grad(), FlopCounterMode(display=False) as its:
-        loss_fn(model, one)
+        loss_fn(model, some)
     parameters = sum(p.requires_grad for p in model.parameters())
-    each = 3 * its.get_total_flops() * size / _FLOPS + _CALLS * parameters
+    each = 3 * its.get_total_flops() / count * size / _FLOPS + _CALLS * parameters
     if passes * each < _SECONDS:
         return False
     say_once(f"compiling the passes of {type(model).__name__}; the first takes a minute or more")
     return True
 
 
+_NEW: Any = object()
 Graphs = dict[Any, Graph | None]  # by `_facts`; None: eager
 _known: WeakKeyDictionary[nn.Module, WeakKeyDictionary[Any, Graphs]] = WeakKeyDictionary()
 
@@ -187,15 +193,22 @@ _known: WeakKeyDictionary[nn.Module, WeakKeyDictionary[Any, Graphs]] = WeakKeyDi
 def _graph(work: Pass, inputs: Inputs) -> Graph | None:
     """The graph of such a pass, made now if it is new; None if such passes stay eager."""
     owner = getattr(inputs.loss_fn, "__self__", inputs.loss_fn)  # a bound method is always new
-    known = _known.setdefault(inputs.model, WeakKeyDictionary()).setdefault(owner, {})
     try:
-        key = _facts(inputs)
-        if key not in known:
+        try:
+            known = _known.setdefault(inputs.model, WeakKeyDictionary()).setdefault(owner, {})
+            key = _facts(inputs)
+            graph: Graph | None = known.get(key, _NEW)
+        except TypeError as error:  # a dataclass that can be changed, say
+            raise StaysEager(f"whether they have changed can't be told ({error})") from error
+        if graph is _NEW:
             if len(known) >= _MOST:
-                raise StaysEager(f"{_MOST} shapes were compiled, and this is one more")
-            known[key] = None
-            known[key] = _checked(work, inputs)
-        return known[key]
+                raise StaysEager(f"{_MOST} shapes or states had a graph, and this is one more")
+            try:
+                graph = known[key] = _checked(work, inputs)
+            except StaysEager:
+                known[key] = None
+                raise
+        return graph
     except StaysEager as reason:
         say_once(f"passes of {type(inputs.model).__name__} stay eager: {reason}")
         return None
@@ -222,6 +235,14 @@ def _traced(work: Pass, inputs: Inputs) -> GraphModule:
     return make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(*_tensors(inputs))
 
 
+def _values(node: Node) -> list[Tensor]:
+    return tensors_in(node.meta.get("val"))
+
+
+def _is_coarse(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.element_size() < 4
+
+
 class _Holding(nn.Module):
     """A module that passes its only child to a function."""
 
@@ -243,6 +264,8 @@ def _checked(work: Pass, inputs: Inputs) -> Graph:
         eager = work(*inputs)
         if _disturbed(inputs) != before:
             raise StaysEager("they draw random numbers, or change buffers or their batch")
+        if _facts(inputs) != facts:  # seen here, before anything of a graph is left on the model
+            raise StaysEager("the model's own attributes change from pass to pass")
         if _differ(work(*inputs), eager):
             raise StaysEager("they come out differently a second time")
         try:
@@ -255,16 +278,18 @@ def _checked(work: Pass, inputs: Inputs) -> Graph:
         except Exception as error:  # of the model, the tracing or the compiler, in any way
             said = " ".join((str(error) or type(error).__name__).split())
             raise StaysEager(f"they can't be compiled ({said[:200]})") from error
-        if _facts(inputs) != facts:
-            raise StaysEager("the model's own attributes change from pass to pass")
     if _differ(found, eager):
         raise StaysEager("their compiled norms differ from the eager ones")
     return graph
 
 
 def _differ(found: Clipped, eager: Clipped) -> bool:
-    """Whether most norms do: where a ReLU is at its kink, those of single examples may."""
-    wrong = (found.norms - eager.norms).abs() > _AGREE * eager.norms
+    """Whether most norms do: where a ReLU is at its kink, those of single examples may.
+
+    A norm that isn't finite is no wrong one, since its example is done again.
+    """
+    right = (found.norms - eager.norms).abs() <= _AGREE * eager.norms
+    wrong = found.norms.isfinite() & ~(right & eager.norms.isfinite())
     return bool(wrong.double().mean() > 0.5)
 
 
@@ -284,9 +309,12 @@ def _disturbed(inputs: Inputs) -> Any:
 
 def _others(inputs: Inputs) -> list[tuple[str, Tensor]]:
     """The model's tensors that aren't trained, by name."""
-    model = inputs.model
-    named = chain(model.named_parameters(), model.named_buffers())
-    return [(name, t.detach()) for name, t in named if name not in inputs.parameters]
+    found: dict[int, tuple[str, Tensor]] = {}
+    for path, module in inputs.model.named_modules():
+        for name, tensor in chain(module._parameters.items(), module._buffers.items()):
+            if tensor is not None:
+                found.setdefault(id(tensor), (f"{path}.{name}" if path else name, tensor.detach()))
+    return [(name, t) for name, t in found.values() if name not in inputs.parameters]
 
 
 def _tensors(inputs: Inputs) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor | None]:
@@ -302,27 +330,18 @@ def _tensors(inputs: Inputs) -> tuple[list[Tensor], list[Tensor], list[Tensor], 
 def _facts(inputs: Inputs) -> Any:
     """All that a graph takes for constant: shapes, settings, attributes of model and loss."""
     ids, device = [id(t) for t in tensors_in(inputs.batch)], inputs.device.type
-    tensors = chain(inputs.model.parameters(), inputs.model.buffers())
     return (
         inputs.sums,
         inputs.limits is None,
         tuple(inputs.parameters),
-        tuple((t.shape, t.dtype, t.device) for t in tensors),
         _skeleton(inputs.batch),
         tuple(ids.index(i) for i in ids),  # of tensors that are in it twice
-        _of_modules(inputs.model),
-        _of_function(inputs.loss_fn),
+        python_state(inputs.model, inputs.loss_fn),
         torch.get_num_threads(),
         torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
     )
-
-
-_PLAIN = frozenset({int, float, bool, str, bytes, type(None), torch.dtype, torch.device})
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_LOOKED_INTO = (nn.Module, functools.partial)
-_TORCHS_OWN = frozenset(vars(nn.Module())) - {"training", *_HOOKS}
 
 
 def _skeleton(tree: Any) -> Any:
@@ -333,45 +352,9 @@ def _skeleton(tree: Any) -> Any:
         return tuple((key, _skeleton(branch)) for key, branch in tree.items())
     if isinstance(tree, (list, tuple)):
         return type(tree), tuple(map(_skeleton, tree))
-    if type(tree) in _PLAIN:
+    if type(tree) in PLAIN:
         return tree
     raise StaysEager(f"a batch holds a {type(tree).__name__}")
-
-
-def _of_modules(model: nn.Module) -> Any:
-    """The modules of a model, with the plain values that they have hold of."""
-    facts: list[Any] = []
-    for module in model.modules():
-        facts.append(type(module))
-        for name, value in vars(module).items():
-            if name not in _TORCHS_OWN:
-                facts += name, _of_value(value)
-    return tuple(facts)
-
-
-def _of_function(function: Any) -> Any:
-    """A loss function, with the plain values that it has hold of."""
-    if isinstance(function, nn.Module):
-        return _of_modules(function)
-    if isinstance(function, functools.partial):
-        held = (function.func, *function.args, *function.keywords.values())
-        return tuple(map(_of_function, held))
-    cells = getattr(function, "__closure__", None) or ()
-    code, known = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    named = (known[name] for name in (code.co_names if code else ()) if name in known)
-    held = (*(cell.cell_contents for cell in cells), *named)
-    parts = (_of_function(v) if isinstance(v, _LOOKED_INTO) else _of_value(v) for v in held)
-    return getattr(function, "__func__", None), _of_value(function), *parts
-
-
-def _of_value(value: Any) -> Any:
-    """A plain value as it is; of others what can be told at no cost."""
-    kind = type(value)
-    if kind in _PLAIN or (kind is tuple and all(type(part) in _PLAIN for part in value)):
-        return value
-    if isinstance(value, Tensor):
-        return id(value)
-    return len(value) if isinstance(value, dict) else kind
 
 
 @functools.cache

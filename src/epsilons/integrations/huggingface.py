@@ -305,11 +305,11 @@ class IndividualPrivacy(TrainerCallback):
 
     def __init__(
         self,
-        hooks: Any,
         loss_fn: LossFn,
         *,
-        out: str | os.PathLike[str],
+        hooks: Any,
         delta: float,
+        out: str | os.PathLike[str],
         dataset: Dataset[Any] | None = None,
         examples: Examples | None = None,
         **options: Any,

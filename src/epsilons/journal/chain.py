@@ -36,7 +36,6 @@ CREATE TABLE entry (
 )
 """
 
-
 # How many chains of this process write to a file, by device and inode.
 _written = Counter[tuple[int, int]]()
 
@@ -129,9 +128,7 @@ class Chain:
         `anchored=False` leaves the anchor to a later entry. Whenever a signal comes, the entry is
         on disk or was never there: one statement writes it, outside any transaction.
         """
-        if not self._writable:
-            raise ValueError(f"{self.path} was opened for reading; open it with writable=True")
-        self._roll_back()
+        self._begin_writing()
         appended = False
         while not appended:  # again if another process was first
             with suppress(sqlite3.IntegrityError):
@@ -141,19 +138,24 @@ class Chain:
             self.publish()
 
     def insert(self, kind: str, facts: dict[str, Any], indices: bytes, norms: bytes) -> None:
-        """Append an entry inside `transaction`; `publish` is the caller's to call, after it."""
+        """Append an entry inside `transaction`, after which the caller calls `publish`."""
         _insert(self._connection, kind, facts, indices, norms)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Lock out other writers until the block is left; then its entries are on disk."""
-        self._roll_back()
+        self._begin_writing()
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             yield
             self._connection.execute("COMMIT")
         finally:
             self._roll_back()
+
+    def _begin_writing(self) -> None:
+        if not self._writable:
+            raise ValueError(f"{self.path} was opened for reading; open it with writable=True")
+        self._roll_back()
 
     def _roll_back(self) -> None:
         """End a transaction that is open still; a signal may leave one between any two lines."""
@@ -332,8 +334,7 @@ def _file_digest(path: Path) -> str:
 def _in_wal_mode(path: Path) -> bool:
     """Whether the chain is not sealed: bytes 18 and 19 of an SQLite file are 2 in WAL mode.
 
-    A file that this process writes to is not opened for that: closing it would take away the locks
-    of the connection.
+    A file that this process writes to is not opened for that: closing it would take its locks away.
     """
     if _written[_inode(path)]:
         return True
@@ -395,6 +396,5 @@ def _at_this_moment(path: Path) -> sqlite3.Connection:
             raise sqlite3.OperationalError(
                 f"{error}; if its folder can't be written to, read a copy of the run folder"
             ) from error
-        # In a read-only folder SQLite can't create the files that WAL mode needs. Without a WAL
-        # file every entry is in the main file, which can be read as if it were sealed.
+        # A read-only folder has no room for WAL files; every entry is in the main file.
         return _connect_sealed(path)

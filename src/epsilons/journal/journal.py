@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -70,17 +70,19 @@ class Journal:
         """A new journal at `path`, mode 0600, for a run of `plan`; ValueError if a file is there.
 
         `ids` (n,) name the examples in data set order, by default 0 to n − 1. `margin`: what
-        `record` adds to norms, by default enough for any model; see `Margin`. `columns`: owners,
-        groups and digests of the examples (see `examples.packed`). `random_loss`: the loss is
-        random (dropout); `random_data`: the data set returns an example differently each time
-        (augmentation). Either makes norms of a refresh differ from those of the step; if it is
-        found out later, `record_random` appends it. `batch_invariant`: what an example adds to a
-        sum was tested not to depend on its batch, to the last bit
+        `record` adds to norms, by default enough for any model; TypeError unless a `Margin`.
+        `columns`: owners, groups and digests of the examples (see `examples.packed`).
+        `random_loss`: the loss is random (dropout); `random_data`: the data set returns an example
+        differently each time (augmentation). Either makes norms of a refresh differ from those of
+        the step; if it is found out later, `record_random` appends it. `batch_invariant`: what an
+        example adds to a sum was tested not to depend on its batch, to the last bit
         (`training.steps_are_batch_invariant`); else floating-point effects of the sum are not
         covered. `anchor`: the file in which the head of the chain is published. `salt`: 32 bytes,
         random by default; given, with the `seed` that is recorded, for reproducible runs.
         `randomness`: the source of noise and coins.
         """
+        if margin is not None and not isinstance(margin, Margin):
+            raise TypeError(f"margin={margin!r}; expected a Margin, as Margin(parameters=1000)")
         names = validated_ids(ids, plan.n)
         facts = opening_facts(
             plan,
@@ -214,7 +216,7 @@ class Journal:
         Under individual clipping each example's threshold, as it is priced; else the common bound.
         ValueError if the step is not charged.
         """
-        return norm_records.clip_bounds(self._chain, self.plan, step, indices)
+        return norm_records.clip_bounds(self._chain, self._opening, step, indices)
 
     def restart(self, step: int) -> None:
         """Go back to `step`: steps from there on are charged again, and everyone pays again.
@@ -295,7 +297,7 @@ class Journal:
 
         ValueError if none were.
         """
-        return norm_records.norms_of_all(self._chain, step)
+        return norm_records.norms_of_all(self._chain, self._opening, step)
 
     def histories(
         self,
@@ -313,7 +315,7 @@ class Journal:
         individual clipping always `"previous"`, as the thresholds were used.
         """
         return norm_records.histories(
-            self._chain, self.plan, chunk=chunk, sampled=sampled, only=only, hold=hold
+            self._chain, self._opening, chunk=chunk, sampled=sampled, only=only, hold=hold
         )
 
     def constants(
@@ -337,30 +339,30 @@ class Journal:
         only: ArrayLike | None = None,
         releases: Releases | None = None,
         hold: Hold = "nearest",
+        progress: Callable[[int], None] | None = None,
+        processes: int = 1,
     ) -> Epsilons:
         """ε of every example for the steps charged so far, in data set order.
 
         `delta`: by default the plan's. `method`: the accountant, `"tight"` (the default), `"rdp"`
         or `"rdp-classic"`. `sampled=False` leaves out norms of sampled examples. `only`: ascending
-        indices of examples; their values are the same as among all, and nothing is computed for the
-        others. `releases`: everything released beside the training; by default the plan's clip
-        bound, as in `worst_case`.
+        indices of examples; their values are those among all, to the last bit, and nothing is
+        computed for the others: machines may share a data set (`Epsilons.joined`). `releases`:
+        everything released beside the training; by default the plan's clip bound.
 
         `hold`: which record a step without one of its own is charged: the nearest in time, the
         larger of its two neighbours (`"cautious"`) or the one before it (`"previous"`, the
         paper's). By default `values` are by the nearest, and those of an estimate have a second
         reading, `cautious`. What is no estimate is the same for all.
+
+        `progress` is called with the number of examples done. `processes`: how many price them, by
+        default this one alone. More are started afresh and import the caller's script, as always in
+        Python (`if __name__ == "__main__":`).
         """
         return recorded_epsilons.epsilons(
-            self._chain,
-            self._opening,
-            delta,
-            method,
-            sampled=sampled,
-            only=only,
-            releases=releases,
-            hold=hold,
-        )
+            self._chain, self._opening, delta, method, sampled=sampled, only=only,
+            releases=releases, hold=hold, progress=progress, processes=processes,
+        )  # fmt: skip
 
     def followed(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Indices (m,) and norms (charged steps, m) of the followed examples.

@@ -31,6 +31,7 @@ from epsilons.journal.intervals import (
     split_by_sampled_norms,
 )
 from epsilons.journal.opening import Opening
+from epsilons.journal.refreshes import append_refresh, refresh_norms, same_norms
 
 SomeKind = Literal["sampled", "followed"]
 """Which examples have norms recorded beside refreshes: those of each batch, or the same ones."""
@@ -54,17 +55,17 @@ def append_all(chain: Chain, opening: Opening, step: int, norms: ArrayLike) -> N
     plan = opening.plan
     # no threshold holds before its refresh
     phases = phases_of_norms(plan, step, before=plan.clipping == "max")
-    row = _charged(opening, _validated_norms(norms, plan.n), phases).tobytes()
+    row = _charged(opening, _validated_norms(norms, plan.n), phases)
     last, charged = latest_entry(chain, "refresh"), steps_charged(chain)
     again = last is not None and last.facts["step"] == step
-    if last is not None and again and chain.norms(last.number) == row:
+    if last is not None and again and same_norms(chain, opening, last.number, row):
         return
     if again or step != charged:
         raise ValueError(
             f"norms of step {step} can't be recorded with {charged} steps charged: "
             "norms of all examples are recorded once, before their step is charged"
         )
-    chain.append("refresh", {"step": step, **phase_constants(plan.phase(step))}, b"", row)
+    append_refresh(chain, opening, {"step": step, **phase_constants(plan.phase(step))}, row)
 
 
 def append_some(
@@ -103,12 +104,12 @@ def append_some(
     chain.append(kind, facts, *blobs)
 
 
-def norms_of_all(chain: Chain, step: int) -> NDArray[np.float64]:
+def norms_of_all(chain: Chain, opening: Opening, step: int) -> NDArray[np.float64]:
     """Norms (n,) of the refresh at `step`; of the latest if a restart repeated it."""
     found = [e for e in chain.entries("refresh") if e.facts["step"] == step]
     if not found:
         raise ValueError(f"no norms were recorded at step {step}")
-    return np.frombuffer(chain.norms(found[-1].number), dtype="<f8")
+    return refresh_norms(chain, opening, found[-1].number)
 
 
 def norms_of_some(
@@ -121,9 +122,11 @@ def norms_of_some(
     return steps, indices, np.frombuffer(chain.norms(entry.number), dtype="<f8")
 
 
-def clip_bounds(chain: Chain, plan: Plan, step: int, indices: ArrayLike) -> NDArray[np.float64]:
+def clip_bounds(
+    chain: Chain, opening: Opening, step: int, indices: ArrayLike
+) -> NDArray[np.float64]:
     """Clip bounds (k,) of the examples `indices` at a charged step; see `Journal.bounds`."""
-    charged = steps_charged(chain)
+    plan, charged = opening.plan, steps_charged(chain)
     if not 0 <= step < charged:
         raise ValueError(f"step {step} is not among the {charged} charged; charge it first")
     chosen = np.asarray(indices, dtype=np.int64)
@@ -131,7 +134,7 @@ def clip_bounds(chain: Chain, plan: Plan, step: int, indices: ArrayLike) -> NDAr
     refresh = refresh_in_force(chain, step)
     if plan.clipping != "individual" or refresh is None:
         return np.full(len(chosen), bound)
-    norms, unit = norms_of_all(chain, refresh)[chosen], plan.phase(step).max_grad_norm
+    norms, unit = norms_of_all(chain, opening, refresh)[chosen], plan.phase(step).max_grad_norm
     thresholds = clipping_thresholds(norms, unit, plan.levels)
     return np.minimum(thresholds * (bound / unit), bound)
 
@@ -193,14 +196,15 @@ class _Interval:
 
 
 def histories(
-    chain: Chain, plan: Plan, *, chunk: int, sampled: bool, only: ArrayLike | None, hold: Hold
+    chain: Chain, opening: Opening, *, chunk: int, sampled: bool, only: ArrayLike | None, hold: Hold
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
     """Blocks of norms and of the numbers of steps they hold for; see `Journal.histories`."""
+    plan = opening.plan
     intervals, chosen = refresh_intervals(chain, plan), chosen_examples(plan.n, only)
     most, way = _most_sampled(chain, intervals, sampled, chosen), _as_clipped(plan, hold)
     for first in range(0, len(chosen), chunk):
         examples = chosen[first : first + chunk]
-        norms, following = _around(chain, intervals, examples)
+        norms, following = _around(chain, opening, intervals, examples)
         if most.any():
             of_sampled = _sampled_norms(chain, examples)
             yield split_by_sampled_norms(intervals, norms, following, of_sampled, most, way)
@@ -243,7 +247,7 @@ def followed(chain: Chain, plan: Plan) -> tuple[NDArray[np.int64], NDArray[np.fl
 
 
 def _around(
-    chain: Chain, intervals: Intervals, examples: NDArray[np.int64]
+    chain: Chain, opening: Opening, intervals: Intervals, examples: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Norms (intervals, m) of the (ascending) examples in the refresh before and in that after.
 
@@ -259,7 +263,7 @@ def _around(
                 target[row] = intervals.bound[row] if target is norms else norms[row]
                 continue
             if last is None or last[0] != entry:  # mostly the refresh after the row above
-                read = np.frombuffer(chain.part_of_norms(entry, 8 * first, 8 * span), dtype="<f8")
+                read = refresh_norms(chain, opening, entry, first, span)
                 last = entry, read[examples - first]
             target[row] = last[1]
     return norms, following

@@ -16,19 +16,24 @@ from epsilons.journal.chain import SALT_BYTES, Chain
 from epsilons.randomness import Randomness
 
 # Format 1 (openings without a number): examples and outcomes are files beside the journal.
-# Format 2: they are entries of the chain.
-FORMAT = 2
+# Format 2: they are entries of the chain; the norms of a refresh are one entry.
+# Format 3: the norms of a refresh are entries of `BLOCK` examples each.
+FORMAT = 3
+BLOCK = 65_536
+_MOST_BYTES = 10**9  # SQLite's limit for one value
 
 
 class Opening(NamedTuple):
     """The first entry, parsed; `facts` is its JSON, which has everything but the ids.
 
-    `margin`: None in a journal of an earlier version, whose loop added it to the norms.
+    `margin`: None in a journal of an earlier version, whose loop added it to the norms. `block`:
+    of how many examples one entry has norms, at most.
     """
 
     format: int
     plan: Plan
     margin: Margin | None
+    block: int
     ids: NDArray[Any]
     facts: Mapping[str, Any]
 
@@ -40,6 +45,11 @@ def validated_ids(ids: ArrayLike | None, n: int) -> NDArray[Any]:
         raise ValueError(
             f"ids have shape {names.shape} and type {names.dtype}; "
             f"expected {n} numbers or strings, one per example of the plan"
+        )
+    if names.nbytes > _MOST_BYTES:
+        raise ValueError(
+            f"the ids take {names.nbytes / 1e9:.1f} GB and an entry of a journal holds 1 GB; "
+            "give shorter ids, or numbers"
         )
     return names
 
@@ -61,6 +71,7 @@ def opening_facts(
         "format": FORMAT,
         "plan": plan.to_dict(),
         "margin": asdict(margin),
+        "block": BLOCK,
         "id_type": ids.dtype.str,
         "random_loss": random_loss,
         "random_data": random_data,
@@ -85,4 +96,4 @@ def read_opening(chain: Chain) -> Opening:
     plan = Plan.from_dict(entry.facts["plan"])
     ids = np.frombuffer(chain.indices(entry.number), dtype=np.dtype(entry.facts["id_type"]))
     margin = Margin(**entry.facts["margin"]) if "margin" in entry.facts else None
-    return Opening(number, plan, margin, ids, entry.facts)
+    return Opening(number, plan, margin, entry.facts.get("block", plan.n), ids, entry.facts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,7 +21,8 @@ from epsilons.journal.norm_records import followed, histories, refresh_intervals
 from epsilons.journal.opening import Opening
 
 _ROUNDED: dict[str | None, Kind] = {None: "exact", "up": "bound", "nearest": "estimate"}
-_CHUNK = 4096  # examples at a time: bounds the memory
+# Norms at a time (16 MiB) bound the memory, but for so many rows that it would be few examples.
+_NORMS, _FEWEST = 2**21, 1024
 
 
 def worst_case(
@@ -70,25 +71,49 @@ def epsilons(
     only: ArrayLike | None,
     releases: Releases | None,
     hold: Hold,
+    progress: Callable[[int], None] | None,
+    processes: int,
 ) -> Epsilons:
     """ε of every example, or of the examples `only`; see `Journal.epsilons`."""
     chosen = chosen_examples(opening.plan.n, only)
     let_out = opening.plan.clip_bound if releases is None else releases
-    priced = partial(
-        _priced, chain, opening.plan, delta, method, sampled=sampled, only=chosen, releases=let_out
-    )
     worth = kind(chain, opening, sampled=sampled)
-    found = dataclasses.replace(priced(hold=hold), kind=worth)
-    if worth != "estimate" or hold != "nearest":
+    readings: tuple[Hold, ...] = (hold,)
+    if worth == "estimate" and hold == "nearest":
+        readings = ("nearest", "cautious")
+    priced = [
+        _priced(
+            chain,
+            opening,
+            delta,
+            method,
+            sampled=sampled,
+            only=chosen,
+            releases=let_out,
+            hold=reading,
+            progress=_share(progress, k * len(chosen), len(readings)),
+            processes=processes,
+        )
+        for k, reading in enumerate(readings)
+    ]
+    found = dataclasses.replace(priced[0], kind=worth)
+    if len(readings) == 1:
         return found
     # larger norms cost more, but for what the accountant adds for its own approximations
-    cautious = np.maximum(priced(hold="cautious").values, found.values)
+    cautious = np.maximum(priced[1].values, found.values)
     return dataclasses.replace(found, cautious=cautious)
+
+
+def _share(
+    progress: Callable[[int], None] | None, before: int, readings: int
+) -> Callable[[int], None] | None:
+    """What to call in one of several `readings`, so that `progress` counts each example once."""
+    return None if progress is None else lambda done: progress((before + done) // readings)
 
 
 def _priced(
     chain: Chain,
-    plan: Plan,
+    opening: Opening,
     delta: float | None,
     method: Method,
     *,
@@ -96,11 +121,15 @@ def _priced(
     only: NDArray[np.int64],
     releases: Releases,
     hold: Hold,
+    progress: Callable[[int], None] | None,
+    processes: int,
 ) -> Epsilons:
     """ε of the norms by one way to hold them; its kind is not the journal's yet."""
+    plan = opening.plan
     constants = row_constants(chain, plan, sampled=sampled, only=only, hold=hold)
+    chunk = max(_FEWEST, _NORMS // max(1, len(constants.bound)))
     return composed_epsilons(
-        histories(chain, plan, chunk=_CHUNK, sampled=sampled, only=only, hold=hold),
+        histories(chain, opening, chunk=chunk, sampled=sampled, only=only, hold=hold),
         sample_rate=constants.sample_rate,
         noise_std=constants.noise_std,
         max_grad_norm=constants.bound,
@@ -112,6 +141,8 @@ def _priced(
         clipping=plan.clipping,
         releases=releases,
         most=lambda d: worst_case(chain, plan, method, delta=d, releases=releases.gaussian),
+        progress=progress,
+        processes=processes,
     )
 
 

@@ -23,13 +23,16 @@ class ClipBound:
 
     def __init__(self, journal: Journal) -> None:
         self._journal, self._adaptive = journal, journal.plan.adaptive
-        self._known: tuple[int, float] | None = None  # of the latest step that was asked for
+        self._known = -1, self._journal.plan.max_grad_norm  # of the step that was asked for last
 
     def unit(self, step: int) -> float:
         """What the journal's unit is in units of the gradient at `step`; 1 for a fixed bound."""
         if self._adaptive is None:
             return 1.0
-        if self._known is None or self._known[0] != step:
+        before, bound = self._known
+        if before == step - 1 and not self._adaptive.updates(before):
+            self._known = step, bound
+        elif before != step:
             self._known = step, clip_bound(self._journal, step)
         return self._known[1] / self._journal.plan.max_grad_norm
 

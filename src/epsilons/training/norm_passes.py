@@ -190,14 +190,14 @@ class NormPasses:
         return self.run.plan.sums, parameters, self._model, self._loss_fn, batch, limits
 
     def _expect_current(self, step: int) -> None:
-        """A graph can't see everything that it takes for constant: a global of a module's, say."""
+        """A graph can't see everything that it takes for constant: a class attribute, say."""
         if self.compiled and not all(
             is_current(one_pass, *self._some_pass(size)) for size in self._compiled_sizes()
         ):
             raise ValueError(
                 f"at step {step} compiled passes no longer do what model and loss_fn do: something "
-                "that they took for constant has changed, a global say. Go on with compile=False, "
-                "or make it an attribute of the model"
+                "that they took for constant has changed, a class attribute say. Go on with "
+                "compile=False, or make it an attribute of the model"
             )
 
     def _compiled_agree(self, sizes: Collection[int], **extent: int) -> bool:

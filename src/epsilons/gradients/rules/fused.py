@@ -1,7 +1,7 @@
 """Operations run as one autograd node each: the fewer nodes and calls, the faster.
 
 Normalisations hand over per-example gradients that their backward kernels give at no extra cost;
-linear maps and convolutions hand what came back to their rules.
+linear maps and convolutions hand their output gradients to their rules.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Linear(GradientRule):
     """The weight of y = a Wᵀ: gradient Σ_t g_t a_tᵀ, a: (B, …, d), g: (B, …, p).
 
     norm² = ‖a‖²‖g‖² for T = 1 and ⟨aaᵀ, ggᵀ⟩ in general (Goodfellow 2015; Li et al. 2022),
-    materialized instead where that takes fewer operations or where the Gram form would cancel.
+    materialized instead where that takes fewer operations or where the ghost norm would cancel.
     """
 
     def __init__(self, data: Tensor, transposed: bool = False) -> None:

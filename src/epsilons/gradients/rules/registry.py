@@ -30,7 +30,7 @@ class UnsupportedLayer(ValueError):
 class GradientRule(ABC):
     """What one weight receives from one operation, as a function of the output gradient g.
 
-    `data` is what the operation read beside the weight, and g what came back: both have the
+    `data` is the operation's other input (its activations), g the output gradient: both have the
     examples first, (B, …). A rule of your own needs `gradients` only.
     """
 
