@@ -26,6 +26,7 @@ from epsilons.examples import Examples
 from epsilons.training.owners import OwnedRecords
 
 LOSS = "loss_fn"  # a change of it is warned of, the others are refused
+_LATER = {"unit": "record", "adaptive": None}  # which runs of an earlier version don't have
 _HEX = 32  # hexadecimal digits of a record's digest
 _PROBES = 32  # examples compared of a data set that is not made of tensors
 
@@ -38,7 +39,11 @@ def identity(
         f"model {name}": f"{tuple(p.shape)} {p.dtype} {'trained' if p.requires_grad else 'frozen'}"
         for name, p in model.named_parameters()
     }
-    constants = {f"plan {name}": json.dumps(value) for name, value in plan.to_dict().items()}
+    constants = {
+        f"plan {name}": json.dumps(value)
+        for name, value in plan.to_dict().items()
+        if name not in _LATER or value != _LATER[name]
+    }
     return {
         **constants,
         "model": type(model).__name__,
