@@ -29,6 +29,7 @@ from epsilons.training.owners import OwnedRecords
 LOSS = "loss_fn"  # a change of it is warned of, the others are refused
 _OF_PROMISES = {"budgets", "pace", "slack", "order", "reserve_mu", "reserve_distance"}
 _BUDGETS = "budgets of examples"
+_LATER = {"unit": "record", "adaptive": None}  # which runs of an earlier version don't have
 _HEX = 32  # hexadecimal digits of a record's digest
 _PROBES = 32  # examples compared of a data set that is not made of tensors
 
@@ -41,7 +42,11 @@ def identity(
         f"model {name}": f"{tuple(p.shape)} {p.dtype} {'trained' if p.requires_grad else 'frozen'}"
         for name, p in model.named_parameters()
     }
-    constants = {f"plan {name}": json.dumps(value) for name, value in plan.to_dict().items()}
+    constants = {
+        f"plan {name}": json.dumps(value)
+        for name, value in plan.to_dict().items()
+        if name not in _LATER or value != _LATER[name]
+    }
     if not plan.budgets:  # runs from before there were any are the same runs
         constants = {k: v for k, v in constants.items() if k.split()[1] not in _OF_PROMISES}
     return {
