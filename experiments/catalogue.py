@@ -12,6 +12,7 @@ from experiments import (
     appendix_e,
     appendix_f,
     beyond_nearest,
+    beyond_promises,
     beyond_rounding,
     beyond_schedules,
     beyond_tight,
@@ -59,4 +60,5 @@ EXPERIMENTS: Mapping[str, ModuleType] = {
     "beyond_schedules": beyond_schedules,
     "beyond_nearest": beyond_nearest,
     "beyond_rounding": beyond_rounding,
+    "beyond_promises": beyond_promises,
 }

@@ -108,6 +108,15 @@ def test_distributed(monkeypatch, capsys):
     assert Run.open("runs/together").finished
 
 
+def test_choose_your_epsilon(monkeypatch, capsys):
+    names, typed = follow("choose_your_epsilon.md", monkeypatch)
+    assert [line.split()[1] for line in typed] == ["plan", "train", "status", "verify"]
+    shown = capsys.readouterr().out
+    assert "Promised before training, whatever your record contains" in shown
+    assert "of the clip bound" in shown
+    assert len(names["plan"].promises) == 2
+
+
 def test_the_readme_and_guides_can_be_followed_in_one_folder():
     pages = [*GUIDES.glob("*.md"), GUIDES.parent.parent / "README.md"]
     made = [

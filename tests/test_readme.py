@@ -13,7 +13,14 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "docs/norms.md", "docs/releasing.md", "docs/scale.md", "docs/sums.md"],
+    [
+        "README.md",
+        "docs/norms.md",
+        "docs/promises.md",
+        "docs/releasing.md",
+        "docs/scale.md",
+        "docs/sums.md",
+    ],
 )
 def test_python_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

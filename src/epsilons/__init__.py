@@ -5,10 +5,12 @@ Here are the names that need no torch; `epsilons.training` has the others.
 
 from importlib.metadata import version
 
+from epsilons.accounting.adaptive import AdaptiveClipping
 from epsilons.accounting.calibrate import least_noise
 from epsilons.accounting.individual import individual_epsilons
 from epsilons.accounting.margins import Margin
 from epsilons.accounting.plan import Phase, Plan
+from epsilons.accounting.promises import Promise
 from epsilons.accounting.rdp import rdp_epsilon, sampled_gaussian_rdp
 from epsilons.accounting.results import Epsilons
 from epsilons.accounting.tight import tight_epsilon
@@ -20,12 +22,14 @@ __version__ = version("epsilons")
 """The version of this package, as `epsilons --version` prints it."""
 
 __all__ = [
+    "AdaptiveClipping",
     "Epsilons",
     "Examples",
     "Journal",
     "Margin",
     "Phase",
     "Plan",
+    "Promise",
     "Run",
     "__version__",
     "individual_epsilons",

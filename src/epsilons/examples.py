@@ -27,8 +27,9 @@ class Examples:
     `groups`: columns by name, such as class or sex, by which figures are compared. `losses` and
     `correct`: of each example under the final model. Only the ids are needed. `digests`: what each
     record is known by in other runs on the same data, whatever its id there; `fit` computes them
-    from the data (`training.identity.record_digests`). ValueError for ids that repeat, and columns
-    of another length.
+    from the data (`training.identity.record_digests`). `budgets`: the ε that each has chosen of
+    those that the plan offers (`Plan(budgets=…)`); fixed before training. ValueError for ids that
+    repeat, columns of another length, and records of one owner that have different budgets.
 
     >>> people = Examples(ids=["a", "b"], groups={"sex": ["F", "M"]})
     >>> people
@@ -41,17 +42,36 @@ class Examples:
     losses: NDArray[np.float64] | None = None
     correct: NDArray[np.bool_] | None = None
     digests: NDArray[Any] | None = None
+    budgets: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         ids = _column("ids", self.ids, None)
         if len(np.unique(ids)) != len(ids):
             raise ValueError(f"ids of {len(ids)} examples repeat; every example needs its own")
         object.__setattr__(self, "ids", ids)
-        for name in _OPTIONAL:
+        for name in (*_OPTIONAL, "budgets"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _column(name, getattr(self, name), len(ids)))
         groups = {name: _column(name, column, len(ids)) for name, column in self.groups.items()}
         object.__setattr__(self, "groups", groups)
+        self._check_budgets()
+
+    def _check_budgets(self) -> None:
+        if self.budgets is None:
+            return
+        if self.budgets.dtype.kind not in "fiu":
+            raise ValueError("budgets are ε's, one number for each example")
+        object.__setattr__(self, "budgets", self.budgets.astype(np.float64))
+        if self.owners is None:
+            return
+        owners = np.unique(self.owners, return_inverse=True)[1]
+        first = np.zeros(owners.max() + 1)
+        first[owners] = self.budgets
+        if (first[owners] != self.budgets).any():
+            raise ValueError(
+                "records of one owner have different budgets; give each owner one. A budget can't "
+                "be divided among records: halves of ε = 1 cost 1.068 together, fifths 1.160"
+            )
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -74,7 +94,10 @@ class Examples:
 
 
 def packed(examples: Examples, *, ids: bool = True) -> bytes:
-    """Every column there is, with the ids or without, as an `.npz` file of numbers and text."""
+    """Every column but the budgets, with the ids or without, as an `.npz` file.
+
+    Budgets are the journal's own to keep, beside the promises.
+    """
     columns = {_GROUP + name: column for name, column in examples.groups.items()}
     for name in (*(("ids",) if ids else ()), *_OPTIONAL):
         if getattr(examples, name) is not None:

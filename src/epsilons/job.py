@@ -24,14 +24,16 @@ import torch
 from torch import nn
 
 from epsilons import data as readers
+from epsilons.accounting.composition import NOTHING, Releases
 from epsilons.accounting.plan import Plan
 from epsilons.data import Data, digits, fewer
+from epsilons.examples import Examples
 from epsilons.files import needing_room, private_file, private_folder, public_file
 from epsilons.gradients import gradient_norms
 from epsilons.models import network
 from epsilons.randomness import Randomness
 from epsilons.release import Budget, median_cost, release_median_norm
-from epsilons.release.budget import discard
+from epsilons.release.budget import discard, reserved
 from epsilons.runs import Run, discard_unbegun, expect_free, expect_planned
 from epsilons.settings import Settings
 from epsilons.training import correct_class, fit, supervised
@@ -87,7 +89,7 @@ def train(settings: Settings, out: str | os.PathLike[str]) -> Run:
             lambda: (
                 _plan_with_median(settings, model, data, out)
                 if settings.max_grad_norm == "median"
-                else settings.plan(_count(settings, data))
+                else settings.plan(_count(settings, data), reserve=_reserve(settings))
             )
         )
         unit = _unit(settings, plan, data)
@@ -154,6 +156,9 @@ def _resumable(path: Path) -> tuple[Plan, Settings, dict[str, Any]]:
 def load(settings: Settings, base: Path) -> Data:
     """The data set that the settings name; paths and Python modules are looked up from `base`."""
     name, options = settings.data, settings.data_options()
+    if settings.budget is not None and name == "csv":  # a choice of privacy is no input
+        for key in ("groups", "ignore"):
+            options[key] = (*options.get(key, ()), settings.budget)
     for key in _PATHS:
         if (given := getattr(settings, key)) is not None:
             options[key] = base / _expanded(given)
@@ -175,7 +180,56 @@ def load(settings: Settings, base: Path) -> Data:
             f"data = {name!r} is not known; expected digits, {', '.join(_READERS)} "
             "or python:module:function"
         )
-    return found if settings.take is None else fewer(found, settings.take, options.get("seed", 0))
+    if settings.take is not None:
+        found = fewer(found, settings.take, options.get("seed", 0))
+    return found if settings.budgets is None else _with_budgets(found, settings)
+
+
+def _with_budgets(data: Data, settings: Settings) -> Data:
+    """The data with the budget of each training example, by its label in the column `budget`.
+
+    No label and no example is named: who has which budget is private.
+    """
+    assert settings.budgets is not None
+    column = settings.budget
+    if column is None:
+        return data
+    if data.examples.budgets is not None:
+        raise ValueError(f"data = {settings.data!r} has budgets of its own; leave budget out")
+    labels = data.examples.groups.get(column)
+    if labels is None:
+        raise ValueError(
+            f"budget = {column!r} is no column of the records; expected one of "
+            f"{', '.join(data.examples.groups) or 'none: this data set has no columns of groups'}"
+        )
+    offered = ", ".join(settings.budgets)
+    by_label = {label: float(epsilon) for label, epsilon in settings.budgets.items()}
+    found = [by_label.get(str(label).strip()) for label in labels.tolist()]
+    if None in found:
+        raise ValueError(
+            f"a record has no label of budgets ({offered}) in the column {column!r}; who has made "
+            "no choice is left out, or given the smallest"
+        )
+    kept = column in (settings.groups or ()) or settings.data != "csv"
+
+    def without(examples: Examples) -> dict[str, Any]:
+        return {k: v for k, v in examples.groups.items() if kept or k != column}
+
+    test = data.test_examples
+    return dataclasses.replace(
+        data,
+        examples=dataclasses.replace(
+            data.examples, groups=without(data.examples), budgets=np.array(found)
+        ),
+        test_examples=test and dataclasses.replace(test, groups=without(test)),
+    )
+
+
+def _reserve(settings: Settings) -> Releases:
+    """What is set aside for publications; nothing if none is asked for."""
+    if settings.reserve_epsilon is None:
+        return NOTHING
+    return reserved(settings.reserve_epsilon, settings.reserve_delta)
 
 
 def demo(out: str | os.PathLike[str]) -> Run:
@@ -271,7 +325,7 @@ def _plan_with_median(settings: Settings, model: nn.Module, data: Data, out: Pat
     """
     cost = median_cost(settings.median_epsilon, settings.median_delta).releases
     # refused before anything is paid for
-    plan = settings.plan(_count(settings, data), 1.0, cost)
+    plan = settings.plan(_count(settings, data), 1.0, cost, _reserve(settings))
     unit = _unit(settings, plan, data)
     inspect_start(model, unit.loss_fn, unit.train, collate_fn=unit.collate_fn)
     norms = gradient_norms(

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from epsilons.accounting.individual import Method, epsilons_from_blocks
-from epsilons.accounting.plan import Clipping, Rounding
+from epsilons.accounting.individual import Clipping, Method, epsilons_from_blocks
+from epsilons.accounting.plan import Rounding
 from epsilons.accounting.results import Epsilons
 
 # Norms in memory at a time (128 MiB), however many there are in the file.

@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -24,10 +25,12 @@ from epsilons.accounting.holding import Hold
 from epsilons.accounting.individual import METHODS, Method
 from epsilons.accounting.margins import Margin
 from epsilons.accounting.plan import Plan
+from epsilons.accounting.promises import Promise
 from epsilons.accounting.results import Epsilons
 from epsilons.examples import Examples, packed, unpacked
 from epsilons.files import private_folder, public_file
 from epsilons.journal import Journal, Verified, run_entries
+from epsilons.journal.promised import assigned_budgets
 from epsilons.randomness import Randomness
 
 CHECKPOINT = "checkpoint.pt"  # in the private half; a run that has none is finished
@@ -82,7 +85,8 @@ class Run:
         private_folder(path / "private")
         (path / "public").mkdir(exist_ok=True)
         source = Randomness.recorded({"seed": seed}) if randomness is None else randomness
-        _write_summary(path, _summary(plan, plan.steps, 0, seed, source.to_dict()))
+        first = _summary(plan, plan.promises, plan.steps, 0, seed, source.to_dict())
+        _write_summary(path, first)
         # the journal comes last: a folder without one has released nothing
         journal = Journal.create(
             path / "private" / "journal.sqlite",
@@ -90,6 +94,7 @@ class Run:
             examples.ids,
             margin=margin,
             columns=packed(examples, ids=False),
+            budgets=examples.budgets,
             random_loss=random_loss,
             random_data=random_data,
             batch_invariant=batch_invariant,
@@ -158,9 +163,11 @@ class Run:
         """What the public half is to state; with the run at step `at`, if that is given."""
         journal = self.journal
         counts = journal.charged(until=self.plan.steps, at=at)
-        repeated = sum(journal.charged()) - (journal.steps_charged if at is None else at)
+        repeated = journal.repeated
+        if at is not None:
+            repeated += journal.steps_charged - at
         recorded = run_entries.opening(journal).facts.get("randomness")
-        return _summary(self.plan, counts, repeated, self.seed, recorded)
+        return _summary(self.plan, journal.promises, counts, repeated, self.seed, recorded)
 
     def _stated(self) -> dict[str, Any]:
         try:
@@ -174,6 +181,7 @@ class Run:
                 "parts": {
                     part: float(value) for part, value in (stated.get("parts") or {}).items()
                 },
+                "promises": stated.get("promises", []),
                 "seed": stated["seed"],
                 "randomness": stated.get("randomness"),
                 "repeated_steps": int(stated.get("repeated_steps", 0)),
@@ -194,6 +202,14 @@ class Run:
                 f"{_plan_file(self.path)} differs from the journal in {', '.join(found[0])}; "
                 "if the run was stopped, resuming it writes the file anew"
             )
+
+    @property
+    def promises(self) -> tuple[Promise, ...]:
+        """What each of the plan's budgets was promised before training; none without budgets.
+
+        Public: who has which budget is not (`examples.budgets`).
+        """
+        return self.journal.promises
 
     @property
     def finished(self) -> bool:
@@ -223,6 +239,7 @@ class Run:
             examples = self._stored_beside("examples.npz")
         else:
             examples = unpacked(run_entries.columns(journal), journal.ids)
+        examples = replace(examples, budgets=journal.budgets)
         outcomes = run_entries.outcomes(journal)
         if outcomes is None:
             return examples
@@ -295,6 +312,7 @@ def expect_planned(plan: Plan, examples: Examples) -> None:
     """ValueError if the examples are not those that the plan speaks of."""
     if len(examples) != plan.n:
         raise ValueError(f"{len(examples)} examples were given; the plan says n={plan.n}")
+    assigned_budgets(plan, examples.budgets)
     if plan.unit == "record" and plan.max_records_per_owner is not None:
         expect_few_records(examples, plan.max_records_per_owner)
 
@@ -350,6 +368,7 @@ def publish_plan(run: Run) -> None:
 
 def _summary(
     plan: Plan,
+    promises: Sequence[Promise],
     steps: int | Sequence[int],
     repeated: int,
     seed: int | None,
@@ -361,15 +380,17 @@ def _summary(
     """
     known = not plan.endless and plan.kind != "none"
     parts = None
-    if known and plan.clip_bound_mu:
-        parts = {
-            "training": plan.worst_case(steps=steps, releases=NOTHING),
-            "clip_bound": plan.clip_bound.epsilon(plan.delta),
-        }
+    if known and plan.releases.mu:
+        parts = {"training": plan.worst_case(steps=steps, releases=NOTHING)}
+        reserve = plan.releases.without(plan.clip_bound)
+        for name, part in (("clip_bound", plan.clip_bound), ("reserve", reserve)):
+            if part.mu:
+                parts[name] = part.epsilon(plan.delta)
     return {
         "plan": plan.to_dict(),
         "worst_case": {m: plan.worst_case(m, steps=steps) for m in METHODS} if known else None,
         "parts": parts,
+        "promises": [promise.to_dict() for promise in promises],
         "seed": seed,
         "randomness": randomness,
         "repeated_steps": repeated,

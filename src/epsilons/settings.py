@@ -11,11 +11,13 @@ import math
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from epsilons.accounting.adaptive import AdaptiveClipping
 from epsilons.accounting.composition import NOTHING, Releases
 from epsilons.accounting.plan import Clipping, NormStorage, Plan, Rounding, Schedule, Unit
 from epsilons.accounting.sums import Sums
@@ -25,10 +27,11 @@ DATA_KEYS = (
     "target", "id", "owner", "groups", "ignore", "ranges", "categories", "classes",
     "learn_encoding", "test_file", "test_share", "size", "task", "balanced", "data_seed",
 )  # fmt: skip
+ADAPTIVE_KEYS = tuple(field.name for field in fields(AdaptiveClipping))
 _PLAN_KEYS = (
     "delta", "batch_size", "sample_rate", "epochs", "steps", "refreshes_per_epoch",
     "refresh_every", "refresh_schedule", "clipping", "rounding", "levels", "sums",
-    "norm_storage", "max_records_per_owner", "unit",
+    "norm_storage", "max_records_per_owner", "unit", "pace", "slack", "order",
 )  # fmt: skip
 
 
@@ -41,8 +44,9 @@ def _unquoted(value: object) -> object:
 
 def _bound(value: object) -> object:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value != "median" and not (number and 0 < value < math.inf):  # type: ignore[operator]
-        raise ValueError("expected a number > 0, or 'median'")
+    named = value in ("median", "adaptive")
+    if not named and not (number and 0 < value < math.inf):  # type: ignore[operator]
+        raise ValueError("expected a number > 0, 'median' or 'adaptive'")
     return value
 
 
@@ -85,6 +89,7 @@ class Settings(BaseModel):
     task: str | None = None
     balanced: bool | None = None
     data_seed: Whole | None = Field(None, ge=0)
+    budget: str | None = None
 
     # model and optimizer
     model: str = "logistic"
@@ -100,9 +105,16 @@ class Settings(BaseModel):
     epsilon: Number | None = Field(None, gt=0)
     noise_multiplier: Number | None = Field(None, gt=0)
     delta: Number = Field(gt=0, lt=1)
-    max_grad_norm: Annotated[float | Literal["median"], BeforeValidator(_bound)]
+    max_grad_norm: Annotated[float | Literal["median", "adaptive"], BeforeValidator(_bound)]
     median_epsilon: Number = Field(0.1, gt=0)
     median_delta: Number = Field(1e-5, gt=0, lt=1)
+    initial_clipbound: Number | None = Field(None, gt=0)
+    target_unclipped_quantile: Number | None = Field(None, gt=0, lt=1)
+    clipbound_learning_rate: Number | None = Field(None, gt=0)
+    min_clipbound: Number | None = Field(None, gt=0)
+    max_clipbound: Number | None = Field(None, gt=0)
+    unclipped_num_std: Number | None = Field(None, gt=0)
+    update_every: Whole | None = Field(None, gt=0)
     batch_size: Number | None = Field(None, gt=0)
     sample_rate: Number | None = Field(None, gt=0, le=1)
     epochs: Number | None = Field(None, gt=0)
@@ -117,6 +129,12 @@ class Settings(BaseModel):
     norm_storage: NormStorage = "float64"
     max_records_per_owner: Whole | None = Field(None, ge=1)
     unit: Unit = "record"
+    budgets: dict[str, Number] | None = Field(None, min_length=1)
+    pace: Number = Field(0.0, ge=0, le=1)
+    slack: Number = Field(1.0, gt=0)
+    order: Number | None = Field(None, gt=1)
+    reserve_epsilon: Number | None = Field(None, gt=0)
+    reserve_delta: Number = Field(1e-5, gt=0, lt=1)
     phase: tuple[PhaseChange, ...] = ()
 
     # how
@@ -156,24 +174,83 @@ class Settings(BaseModel):
             settings = cls(**values)
         except ValidationError as error:
             raise ValueError(f"{where}: {'; '.join(map(_sentence, error.errors()))}") from None
-        if (settings.epsilon is None) == (settings.noise_multiplier is None):
-            raise ValueError(f"{where}: give epsilon (the worst case to meet) or noise_multiplier")
+        settings._check_noise(where)
+        settings._check_adaptive(where)
         return settings
 
-    def plan(self, n: int, bound: float | None = None, clip_bound: Releases = NOTHING) -> Plan:
+    def _check_noise(self, where: str) -> None:
+        """Whether what the noise is for is said once."""
+        if self.budgets is None:
+            if (self.epsilon is None) == (self.noise_multiplier is None):
+                raise ValueError(
+                    f"{where}: give epsilon (the worst case to meet) or noise_multiplier"
+                )
+            for key in ("budget", "reserve_epsilon"):
+                if getattr(self, key) is not None:
+                    raise ValueError(
+                        f"{where}: {key} goes with budgets, e.g. {{low = 1, high = 4}}"
+                    )
+            return
+        if self.epsilon is not None:
+            raise ValueError(
+                f"{where}: with budgets the largest of them is the worst case; leave epsilon out"
+            )
+        if len(self.budgets) > 1 and self.budget is None:
+            raise ValueError(
+                f"{where}: budget is missing, the column that says which of the budgets "
+                f"({', '.join(self.budgets)}) each record has"
+            )
+
+    def _check_adaptive(self, where: str) -> None:
+        given = [key for key in ADAPTIVE_KEYS if getattr(self, key) is not None]
+        if self.max_grad_norm != "adaptive" and given:
+            raise ValueError(f"{where}: {given[0]} goes with max_grad_norm = 'adaptive'")
+        for key in ("initial_clipbound", "unclipped_num_std"):
+            if self.max_grad_norm == "adaptive" and key not in given:
+                raise ValueError(f"{where}: max_grad_norm = 'adaptive' needs {key}")
+
+    def adaptive(self) -> AdaptiveClipping | None:
+        """How the clip bound moves; None if it stays."""
+        if self.max_grad_norm != "adaptive":
+            return None
+        given = {key: getattr(self, key) for key in ADAPTIVE_KEYS}
+        known = {key: value for key, value in given.items() if value is not None}
+        return AdaptiveClipping(**known)
+
+    def plan(
+        self,
+        n: int,
+        bound: float | None = None,
+        clip_bound: Releases = NOTHING,
+        reserve: Releases = NOTHING,
+    ) -> Plan:
         """The plan of a run on n training examples.
 
         `bound` is what a median has come to, `clip_bound` what it cost: `epsilon` is met by both
-        together, so that the training gets what the median leaves.
+        together, so that the training gets what the median leaves; so are `budgets`, and by what
+        `reserve` sets aside for publications.
         """
         constants = {key: getattr(self, key) for key in _PLAN_KEYS}
         constants["max_grad_norm"] = self.max_grad_norm if bound is None else bound
+        constants["adaptive"] = self.adaptive()
         constants["clip_bound_mu"] = clip_bound.mu
         constants["clip_bound_distance"] = clip_bound.distance
+        constants["reserve_mu"], constants["reserve_distance"] = reserve.mu, reserve.distance
+        # two labels may stand for the same ε
+        offered = None if self.budgets is None else tuple(sorted({*self.budgets.values()}))
         changes = (phase.model_dump(exclude_none=True) for phase in self.phase)
         phases = tuple((change.pop("first_step"), change) for change in changes)
         if self.noise_multiplier is not None:
-            plan = Plan(n=n, noise_multiplier=self.noise_multiplier, phases=phases, **constants)
+            plan = Plan(
+                n=n,
+                noise_multiplier=self.noise_multiplier,
+                phases=phases,
+                budgets=offered or (),
+                **constants,
+            )
+            assert plan.promises is not None  # one that can't be made raises
+        elif offered is not None:
+            plan = Plan.for_budgets(offered, n=n, phases=phases, **constants)
         else:
             assert self.epsilon is not None
             plan = Plan.for_epsilon(self.epsilon, n=n, phases=phases, **constants)
@@ -210,6 +287,7 @@ _ELSEWHERE = {
     "clip": "max_grad_norm",
     "l2_norm_clip": "max_grad_norm",
     "learning_rate": "lr",
+    "privacy_budgets": "budgets",
     "sigma": "noise_multiplier",
     "target_delta": "delta",
     "target_epsilon": "epsilon",

@@ -164,7 +164,7 @@ def test_plan_survives_the_way_through_plain_values():
         ({"refresh_every": 2, "refreshes_per_epoch": 1}, "give one of them"),
         ({"refreshes_per_epoch": -1}, "refreshes_per_epoch=-1"),
         ({"refresh_schedule": "late"}, "'early' or 'uniform'"),
-        ({"clipping": "some"}, "'max', 'individual' or 'none'"),
+        ({"clipping": "some"}, "'max', 'individual', 'filtered' or 'none'"),
         ({"clipping": "none"}, "0 with clipping='none'"),
         ({"clipping": "none", "noise_multiplier": 0, "phases": ((5, {}),)}, "none with clipping"),
         ({"clipping": "individual"}, "refreshes_per_epoch or refresh_every"),

@@ -15,6 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from epsilons.accounting.sums import grid, rounding_charge
 from epsilons.noise import SecureNoise, SeededNoise, gaussian
+from epsilons.noise.grid import add_rounded, from_units
 from epsilons.noise.keystream import Keystream
 
 STD = 1.3
@@ -237,6 +238,32 @@ def test_the_bits_are_those_of_integers_on_any_number_of_cores(cores, dtype, mon
     assert noise.keystream.position == stream.position
     for name in sums:
         assert noisy[name].numpy().tobytes() == plain[name].numpy().tobytes()
+
+
+@pytest.mark.parametrize(("shards", "parts"), [(1, 1), (3, 1), (3, 2), (5, 4)])
+def test_shards_and_parts_of_the_noise_add_up_to_one_release(shards, parts):
+    """Sums of shards that lie on the grid, and noise made in parts: the bits of one sum."""
+    sizes = (7, 40_001, 16_385)
+    units = np.random.default_rng(1).integers(-(2**40), 2**40, (shards, sum(sizes)))
+    whole, edges = units.sum(axis=0) * grid(STD), np.cumsum(sizes)[:-1]
+    sums = {str(k): torch.from_numpy(v) for k, v in enumerate(np.split(whole, edges))}
+    expected = SeededNoise(3).added_to(sums, STD, 24)
+    added = np.zeros(sum(sizes), np.int64)
+    for shard in units:
+        parted = np.split(shard * grid(STD), edges)
+        add_rounded(added, {str(k): torch.from_numpy(v) for k, v in enumerate(parted)}, STD, shards)
+    for part in range(parts):
+        noise = SeededNoise(3)
+        noise.add_units(added, sizes, STD, part, parts)
+    released = np.split(from_units(added, STD, 24), edges)
+    for name, values in expected.items():
+        assert values.numpy().tobytes() == released[int(name)].tobytes()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 2.0**61 * grid(STD)])
+def test_a_shards_sum_that_could_overflow_the_total_is_refused(value):
+    with pytest.raises(ValueError, match="w: the clipped sum"):
+        add_rounded(np.zeros(1, np.int64), {"w": torch.tensor([value]).double()}, STD, 3)
 
 
 def test_a_stream_read_to_the_middle_of_a_block_gives_the_words_that_follow():

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epsilons.noise import SecureNoise
@@ -261,6 +261,17 @@ def test_poisson_at_the_ends_draws_none_or_all():
     assert poisson_draw(Coins(ends), 2, 0.0).tolist() == []
     assert poisson_draw(Coins(ends), 2, 1.0).tolist() == [0, 1]
     assert poisson_draw(Coins([]), 0, 0.5).tolist() == []
+
+
+@given(n=st.integers(0, 200_000), a=st.integers(0, 200_000), b=st.integers(0, 200_000))
+@settings(deadline=None, max_examples=20)
+def test_parts_of_a_poisson_sample_are_those_of_the_whole(n, a, b):
+    first, last = sorted((min(a, n), min(b, n)))
+    one, other = (Keystream.seeded(3, b"sampling") for _ in range(2))
+    whole = poisson_draw(one, n, 0.3).numpy()
+    part = poisson_draw(other, n, 0.3, first=first, last=last).numpy()
+    assert (part == whole[(whole >= first) & (whole < last)]).all()
+    assert one.position == other.position == 8 * n
 
 
 def test_poisson_uses_as_much_of_the_stream_whatever_it_draws():

@@ -18,6 +18,7 @@ import torch
 import trained
 
 from epsilons import Run
+from epsilons.cli import main
 
 KILLS = int(os.environ.get("EPSILONS_KILLS", "3"))
 HERE = Path(__file__).parent
@@ -163,6 +164,31 @@ def test_a_full_disk_of_rank_0_ends_all(two):
     assert first[1] == second[1] == 40
 
 
+def test_signs_of_life_come_from_all_ranks_however_unequal_their_work(two):
+    (number, ends, beats, working), other = (found["with_signs_of_life"] for found in two)
+    assert number == other[0] == 40
+    assert ends == other[1]
+    assert beats == other[2]  # each is a message of both
+    assert 0 < working < other[3]
+
+
+@pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "WORLD_SIZE"])
+def test_several_processes_without_torchrun_are_refused(tmp_path, monkeypatch, name, capsys):
+    monkeypatch.setenv(name, "2")
+    with pytest.raises(
+        ValueError, match=r"several processes without RANK.* Start them by torchrun"
+    ):
+        together.begun(tmp_path / "run")
+    (tmp_path / "run.toml").write_text(SETTINGS)
+    arguments = ["epsilons", "train", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "Start them by torchrun" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 REFUSED = {
     "data": "rank 1 trains something else than rank 0, .*: data set was",
     "folder": "out was .*different 0' and is .*different 1'",
@@ -265,3 +291,47 @@ def test_a_secret_run_whose_ranks_are_killed_charges_all_and_draws_no_noise_twic
         assert sorted(by_step) == list(range(80))
         assert charged >= sum(map(len, by_step.values()))
         left -= 3
+
+
+SETTINGS = """
+data = "digits"
+take = 300
+lr = 0.5
+noise_multiplier = 1.0
+delta = 1e-3
+max_grad_norm = 3.0
+batch_size = 64
+steps = 40
+refresh_every = 10
+seed = 7
+"""
+
+
+def test_the_command_line_goes_on_when_torchrun_starts_its_processes_again(tmp_path):
+    """Rank 1 is killed once, after the first releases; the settings file is carried out anyway."""
+    (tmp_path / "run.toml").write_text(SETTINGS)
+    command = [HERE / "together.py", "command_line_killed_once", tmp_path]
+    work = launch(2, command, "--max-restarts", "1")
+    out, talk = work.communicate(timeout=300)
+    assert work.returncode == 0, talk
+    assert (tmp_path / "killed").exists()
+    run = Run.checked(tmp_path / "run")
+    assert run.finished
+    assert (run.journal.charged(), run.journal.repeated) == ((40,), 0)
+    assert out.count("worst case") == 1  # rank 0 alone has printed
+    again = launch(2, ["-m", "epsilons", "train", tmp_path / "run.toml", "--out", run.path])
+    _, talk = again.communicate(timeout=300)
+    assert talk.count(f"error: {run.path} holds a run already") == 1
+    assert re.findall(r"exitcode +: (\d+)", talk) == ["2", "2"]
+
+
+@pytest.mark.slow
+def test_more_processes_than_shards_become_the_shards_of_a_run(tmp_path):
+    """What was charged ahead, up to the refresh at 16, is charged again: the bits are others."""
+    for secret in (0, 1):
+        folder = tmp_path / str(secret)
+        ((_, charged, repeated),) = together_by(1, "more_processes", folder, secret)
+        assert (charged, repeated) == (16, 0)
+        found = together_by(3, "more_processes", folder, secret)
+        assert len({ends for ends, _, _ in found}) == 1
+        assert found[0][1:] == [44, 4]

@@ -23,6 +23,7 @@ from torch import nn
 from trained import LOSS, data, entries, plan, small_model, weights
 
 from epsilons import Examples, Run
+from epsilons.cli import main
 from epsilons.integrations.opacus import attach
 from epsilons.journal import Journal
 from epsilons.training import (
@@ -31,6 +32,7 @@ from epsilons.training import (
     assembly,
     checkpoint,
     correct_class,
+    distributed,
     fit,
     loop,
 )  # fmt: skip
@@ -42,7 +44,14 @@ CASES = {
     "phases": dict(phases=((5, {"noise_multiplier": 1.5}), (8, {"batch_size": 30}))),
     "adam": dict(),
     "followed": dict(),
-}
+    "adaptive": dict(
+        clipping="individual", max_grad_norm="adaptive",
+        adaptive=dict(
+            initial_clipbound=0.7, unclipped_num_std=2.0, clipbound_learning_rate=0.5,
+            update_every=3,
+        ),
+    ),
+}  # fmt: skip
 
 
 def trained_together(out, case, shards, seed=5):
@@ -94,6 +103,7 @@ def all_cases(folder, shards):
 
 RANK = int(os.environ.get("RANK", "0"))
 MAIN = RANK == 0
+COUNT = int(os.environ.get("WORLD_SIZE", "1"))
 LONG = dict(steps=40, refresh_every=8)
 
 
@@ -265,10 +275,29 @@ def full(*arguments):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def with_signs_of_life(folder, shards):
+    """Refreshes in which rank 1, with two shards of three, goes through more passes than rank 0."""
+    beats = []
+    still = distributed.Ranks._still_at_work
+
+    def noted(ranks, here):
+        beats.append(here)
+        return still(ranks, here)
+
+    with (
+        mock.patch.object(distributed, "BEAT_SECONDS", 0.0),
+        mock.patch.object(distributed.Ranks, "_still_at_work", noted),
+    ):
+        training, model = begun(folder / "beats", shards=3, micro_batch=8)
+        number = to_the_end(training)
+    return number, digest(weights(model).numpy()), len(beats), sum(beats)
+
+
 SCENARIOS = (
     left_by_one, finished_by_one, stopped_by_a_signal, failing_on_one, not_finite_on_one,
     without_memory_on_one, without_any_memory_on_one, with_empty_shards, different_calls,
     full_disk_of_the_first,
+    with_signs_of_life,
 )  # fmt: skip
 
 
@@ -307,6 +336,16 @@ LONG_CASE = dict(
 )  # fmt: skip
 
 
+def more_processes(folder, secret):
+    """Goes on with two shards' run of one process by three; by as many as there are else."""
+    training, model = begun(folder / "more", seed=None if secret else 5, shards=2)
+    for step in training:
+        if COUNT < 3 and step.number == 11:
+            break
+    stand = training.run.journal
+    return digest(weights(model).numpy()), sum(stand.charged()), stand.repeated
+
+
 def long_run(folder, secret, who=-1, milliseconds=0):
     """A run with everything that must survive a crash; rank `who` is killed after that time."""
     model = small_model(dropout=0.3)
@@ -328,6 +367,21 @@ def long_run(folder, secret, who=-1, milliseconds=0):
 
 def scenarios(folder, shards):
     return {work.__name__: work(folder, shards) for work in SCENARIOS}
+
+
+def command_line_killed_once(folder):
+    """`epsilons train`, of which rank 1 is killed at its twelfth release if it never was."""
+    witness = loop.Loop._witness
+
+    def killed(self, step, released):
+        witness(self, step, released)
+        if step == 12 and not MAIN and not (folder / "killed").exists():
+            (folder / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    loop.Loop._witness = killed
+    sys.argv = ["epsilons", "train", str(folder / "run.toml"), "--out", str(folder / "run")]
+    main()
 
 
 def cases_and_scenarios(folder, shards):

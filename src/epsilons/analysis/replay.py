@@ -40,20 +40,22 @@ class Replay:
 
     def epsilons(self, method: Method = METHODS[0]) -> Epsilons:
         """ε of the m examples, the plan's clip bound included."""
+        filtered = self.plan.clipping == "filtered"  # its rows are bounds, which lie on levels
         most = tuple(np.sum(self.steps, axis=0).max(initial=0) for _ in self.plan.all_phases)
         return composed_epsilons(
             [(self.norms, self.steps)],
             sample_rate=self.sample_rate,
             noise_std=self.noise_std,
             max_grad_norm=self.bound,
+            beside=np.zeros(len(self.bound)),
             delta=self.plan.delta,
             method=method,
             levels=self.plan.levels,
-            rounding=self.plan.rounding,
-            clipping=self.plan.clipping,
-            releases=self.plan.clip_bound,
+            rounding="up" if filtered else self.plan.rounding,
+            clipping="max" if filtered else self.plan.clipping,
+            releases=self.plan.releases,
             most=lambda d: self.plan.worst_case(
-                method, steps=most, delta=d, releases=self.plan.clip_bound.gaussian
+                method, steps=most, delta=d, releases=self.plan.releases.gaussian
             ),
         )
 
@@ -123,7 +125,11 @@ def replayed(
         steps.append(np.broadcast_to(counts if counts.ndim == 2 else counts[:, None], block.shape))
     all_steps = np.concatenate(steps, axis=1)
     starts = np.cumsum(all_steps[:, 0]) - all_steps[:, 0] if several else np.zeros(len(all_steps))
-    return from_norms(plan, chosen, np.concatenate(norms, axis=1), all_steps, starts)
+    every = from_norms(plan, chosen, np.concatenate(norms, axis=1), all_steps, starts)
+    if not plan.budgets:
+        return every
+    own = every.bound[:, None] * journal.shares(chosen)
+    return replace(every, norms=np.fmin(every.norms, own))  # NaN: the bound
 
 
 def from_norms(
@@ -134,6 +140,8 @@ def from_norms(
     starts: NDArray[np.integer] | NDArray[np.floating],
 ) -> Replay:
     """A replay whose rows (rows, m) begin at the given steps of the plan."""
+    if plan.adaptive is not None:
+        raise ValueError("a run whose clip bound adapts can't be replayed otherwise")
     phases = [plan.phase(int(start)) for start in starts]
     return Replay(
         plan=plan,

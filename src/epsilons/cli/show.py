@@ -9,9 +9,11 @@ from rich.console import Console
 
 from epsilons.accounting.composition import NOTHING
 from epsilons.accounting.printed import epsilon_text
+from epsilons.accounting.promises import Promise
 from epsilons.accounting.results import Epsilons, small_bound
 from epsilons.accounting.sums import NOT_COVERED
 from epsilons.examples import Examples
+from epsilons.journal.run_entries import clip_moves
 from epsilons.release import meaningful, person_worst_case, persons, releases_of
 from epsilons.runs import Run
 
@@ -25,6 +27,25 @@ def warn_of_delta(delta: float, n: int) -> None:
             f"delta: {delta:g} is not below 1/n = {1 / n:.2g}; with such a δ, publishing one "
             "record in full counts as private. Choose it well below 1/n."
         )
+
+
+def kept_by(promise: Promise) -> str:
+    """How a promise is kept, in a few words."""
+    if promise.share is not None:
+        return f"{promise.share:.4f} of the clip bound"
+    if promise.order is not None:
+        return f"a filter at Rényi order {promise.order:.4g}"
+    return "a Gaussian filter"
+
+
+def promise_lines(run: Run) -> list[str]:
+    """What was promised before training, by budget; not who has which, nor how many are out."""
+    at = run.plan.delta
+    return [
+        f"promised        ε = {epsilon_text(promise.epsilon)} at δ = {at:g} with the budget "
+        f"{promise.budget:g}, by {kept_by(promise)}"
+        for promise in run.promises
+    ]
 
 
 PRIVATE = "private         the figures below are exact: for the curator alone"
@@ -84,6 +105,18 @@ def sums_line(run: Run) -> list[str]:
     """What the guarantee leaves out of the arithmetic; nothing if nothing."""
     covered = run.journal.sums_covered or run.plan.kind == "none"
     return [] if covered else [f"arithmetic      {NOT_COVERED}"]
+
+
+def bound_line(run: Run) -> list[str]:
+    """Where a clip bound that adapts is now; public, as its course is."""
+    if run.plan.adaptive is None:
+        return []
+    moves = clip_moves(run.journal)
+    now = moves[-1].bound if moves else run.plan.max_grad_norm
+    return [
+        f"clip bound      {now:.4g} now, adaptive from {run.plan.max_grad_norm:.4g} in "
+        f"{len(moves)} moves; each is part of the worst case"
+    ]
 
 
 def parts_line(run: Run, until: int | None = None) -> list[str]:

@@ -11,9 +11,11 @@ from rich.console import Console
 from epsilons.accounting.printed import epsilon_text
 from epsilons.cli.show import (
     PRIVATE,
+    bound_line,
     owner_lines,
     parts_line,
     person_line,
+    promise_lines,
     small_bound_line,
     sums_line,
 )
@@ -47,7 +49,9 @@ def status(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> N
         f"worst case      ε = {epsilon_text(total)} at δ = {epsilons.delta:g} so far{end} "
         f"per {plan.per} (method {epsilons.method})",
         *parts_line(opened, until=plan.steps),
+        *promise_lines(opened),
         person_line(opened),
+        *bound_line(opened),
         f"randomness      {journal.randomness}",
         *sums_line(opened),
         f"chain           OK, {verified.entries} entries{sealed}",

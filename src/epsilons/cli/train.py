@@ -15,6 +15,7 @@ from epsilons.cli.show import (
     parts_line,
     person_line,
     print_epsilons,
+    promise_lines,
     sums_line,
     warn_of_delta,
 )
@@ -61,7 +62,7 @@ def print_run(path: Path, carry_out: Callable[[], Run]) -> None:
         console = Console(highlight=False)
         epsilons = run.epsilons()
         private = [*accuracy_line(run.test), *owner_lines(run, epsilons)]
-        public = [*parts_line(run), person_line(run), *sums_line(run)]
+        public = [*parts_line(run), *promise_lines(run), person_line(run), *sums_line(run)]
         print_epsilons(console, epsilons, public, private, run.plan.per)
     except KeyboardInterrupt as stopped:
         stopped.args = (f"{str(stopped) or 'stopped'}: {_way_on(path)}",)

@@ -106,4 +106,7 @@ def _chosen(examples: Examples, rows: NDArray[np.int64]) -> Examples:
         None if column is None else column[rows] for column in (examples.owners, examples.digests)
     )
     groups = {name: column[rows] for name, column in examples.groups.items()}
-    return Examples(ids=examples.ids[rows], owners=owners, groups=groups, digests=digests)
+    budgets = None if examples.budgets is None else examples.budgets[rows]
+    return Examples(
+        ids=examples.ids[rows], owners=owners, groups=groups, digests=digests, budgets=budgets
+    )

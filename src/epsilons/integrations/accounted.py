@@ -59,6 +59,11 @@ class Accounted:
         randomness: Randomness | None = None,
     ) -> None:
         check_loss_fn(loss_fn)
+        if plan.budgets:
+            raise ValueError(
+                f"budgets={plan.budgets}: another library's loop clips everyone to one bound, "
+                "which keeps no promise of its own to anyone. Use PrivateTraining or fit"
+            )
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size={batch_size!r}; expected a number of examples ≥ 1")
         names = named(examples, plan, dataset)

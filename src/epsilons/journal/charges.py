@@ -17,15 +17,22 @@ def append_charge(chain: Chain, plan: Plan, first: int, last: int, *, anchored: 
     newest, charged = latest_entry(chain, "charge"), steps_charged(chain)
     if newest is not None and (newest.facts["first"], newest.facts["last"]) == (first, last):
         return
-    if first != charged or last < first:
+    if first in (charged, next_step(chain, plan)):
+        _expect_promised(chain, plan, first, last)
+    if first != next_step(chain, plan) or last < first:
         raise ValueError(f"steps {first} to {last} don't follow the {charged} charged so far")
     if not plan.endless and last >= plan.steps:
         raise ValueError(f"step {last} is beyond the plan's {plan.steps} steps")
-    if plan.phase(first) != plan.phase(last):
+    if plan.phase(first).count(first, last + 1) != last + 1 - first:
         raise ValueError(f"steps {first} to {last} are of two phases; charge them apart")
     if any(plan.refresh_due(step) for step in range(first + 1, last + 1)):
         raise ValueError(f"steps {first} to {last} cross a refresh; charge them apart")
     recorded = chain.last("refresh", "sampled") is not None
+    if plan.clipping == "filtered" and refresh_in_force(chain, first) is None:
+        raise ValueError(
+            f"step {first} has no norms, which the bounds of a filter are taken from; "
+            "record(step, norms) of all examples first"
+        )
     if plan.refresh_due(first) and recorded and refresh_in_force(chain, first) != first:
         raise ValueError(
             f"the plan has a refresh at step {first}, and the norms that hold are of "
@@ -55,15 +62,62 @@ def steps_charged(chain: Chain) -> int:
     return int(last.facts["step"] if last.kind == "restart" else last.facts["last"] + 1)
 
 
+def _expect_promised(chain: Chain, plan: Plan, first: int, last: int) -> None:
+    end = phase_end(chain, plan, first)
+    if end <= last and end < plan.phase(first).end:
+        raise ValueError(
+            f"steps {first} to {last} are more than was promised: repeated steps take the place of "
+            f"the last ones of a phase. Charge none from step {end} on, and go on at "
+            "journal.next_step"
+        )
+
+
+def next_step(chain: Chain, plan: Plan) -> int:
+    """The step to be charged next; see `Journal.next_step`."""
+    step = steps_charged(chain)
+    while not plan.endless and step < plan.steps and step == phase_end(chain, plan, step):
+        step = plan.phase(step).end
+    return step
+
+
+def phase_end(chain: Chain, plan: Plan, step: int) -> int:
+    """The step before which the phase of `step` ends; earlier, where steps of it were repeated.
+
+    Scaled promises are for as many charged steps in each phase as the plan has.
+    """
+    phase, charged = plan.phase(step), steps_charged(chain)
+    scaled = plan.budgets and plan.clipping != "filtered"
+    repeated = scaled and chain.last("restart") is not None
+    if not repeated or not phase.first <= charged <= phase.end:
+        return phase.end
+    paid = charged_counts(chain, plan)[plan.all_phases.index(phase)]
+    return min(phase.end, charged + max(0, phase.end - phase.first - paid))
+
+
+def skipped(chain: Chain) -> int:
+    """How many steps were passed over, since repeated ones had taken their place."""
+    found = place = 0
+    for entry in chain.entries("charge", "restart"):
+        if entry.kind == "charge":
+            found += entry.facts["first"] - place
+            place = entry.facts["last"] + 1
+        else:
+            place = entry.facts["step"]
+    return found
+
+
 def charged_counts(
     chain: Chain, plan: Plan, until: int | None = None, at: int | None = None
 ) -> tuple[int, ...]:
     """How many steps were paid for in each of the plan's `all_phases`; see `Journal.charged`."""
     phases, done = plan.all_phases, steps_charged(chain) if at is None else at
-    counts = [max(0, min(p.end, until or 0) - max(p.first, done)) for p in phases]
+    counts = [p.count(done, until or 0) for p in phases]
     for entry in chain.entries("charge"):
         first, last = entry.facts["first"], entry.facts["last"]
         counts[phases.index(plan.phase(first))] += last + 1 - first
+    if until is not None and plan.budgets and plan.clipping != "filtered":
+        planned = (p.end - p.first for p in phases)  # no more is ever charged
+        counts = [min(count, most) for count, most in zip(counts, planned, strict=True)]
     return tuple(counts)
 
 
@@ -105,9 +159,14 @@ def current_refreshes(chain: Chain) -> list[Entry]:
 
 
 def phase_constants(phase: Phase) -> dict[str, float]:
-    """Sample rate, noise and clip bound of a phase, as in entries "charge" and "refresh"."""
+    """Sample rate, noise and clip bound of a phase, as in entries "charge" and "refresh".
+
+    With `beside`, where its steps release a count beside the gradient.
+    """
+    counted = {"beside": phase.beside} if phase.beside else {}
     return {
         "sample_rate": phase.sample_rate,
         "noise_std": phase.noise_std,
         "bound": phase.max_grad_norm,
+        **counted,
     }

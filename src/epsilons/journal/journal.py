@@ -9,29 +9,30 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from epsilons.accounting.composition import Releases
-from epsilons.accounting.holding import Hold
-from epsilons.accounting.individual import Method
 from epsilons.accounting.margins import Margin
 from epsilons.accounting.plan import Plan
-from epsilons.accounting.results import Epsilons, Kind
-from epsilons.journal import assumptions, charges, norm_records, recorded_epsilons
+from epsilons.accounting.promises import Promise
+from epsilons.journal import assumptions, charges, clip_course, norm_records
 from epsilons.journal.assumptions import Random
 from epsilons.journal.chain import Chain
-from epsilons.journal.norm_records import Constants, SomeKind
+from epsilons.journal.filtered import Filter, filtered_bounds
+from epsilons.journal.norm_records import SomeKind
 from epsilons.journal.opening import opening_facts, read_opening, validated_ids
+from epsilons.journal.priced import PricedRecords
+from epsilons.journal.promise_checks import check_promises
+from epsilons.journal.promised import assigned_budgets
 from epsilons.journal.verification import Verified, undamaged
 from epsilons.randomness import Randomness
 
 
-class Journal:
+class Journal(PricedRecords):
     """The append-only record of one run.
 
     Algorithm 2 of the paper: `record` appends norms of a step; `charge` appends steps that are
@@ -49,6 +50,8 @@ class Journal:
         self.plan: Plan = self._opening.plan
         self.margin: Margin | None = self._opening.margin
         self.ids: NDArray[Any] = self._opening.ids
+        everyone, filtered = np.arange(self.plan.n), self.plan.clipping == "filtered"
+        self._filter = Filter(chain, self._opening, everyone) if filtered else None
 
     @classmethod
     def create(
@@ -59,6 +62,7 @@ class Journal:
         *,
         margin: Margin | None = None,
         columns: bytes = b"",
+        budgets: ArrayLike | None = None,
         random_loss: bool = False,
         random_data: bool = False,
         batch_invariant: bool = False,
@@ -71,7 +75,8 @@ class Journal:
 
         `ids` (n,) name the examples in data set order, by default 0 to n − 1. `margin`: what
         `record` adds to norms, by default enough for any model; TypeError unless a `Margin`.
-        `columns`: owners, groups and digests of the examples (see `examples.packed`).
+        `columns`: owners, groups and digests of the examples (see `examples.packed`). `budgets`
+        (n,): which of the plan's each example has; it may be left out where there is one.
         `random_loss`: the loss is random (dropout); `random_data`: the data set returns an example
         differently each time (augmentation). Either makes norms of a refresh differ from those of
         the step; if it is found out later, `record_random` appends it. `batch_invariant`: what an
@@ -84,6 +89,7 @@ class Journal:
         if margin is not None and not isinstance(margin, Margin):
             raise TypeError(f"margin={margin!r}; expected a Margin, as Margin(parameters=1000)")
         names = validated_ids(ids, plan.n)
+        assigned = assigned_budgets(plan, budgets)
         facts = opening_facts(
             plan,
             names,
@@ -94,8 +100,10 @@ class Journal:
             salt=salt,
             seed=seed,
             randomness=randomness,
+            assigned=assigned,
         )
-        return cls(Chain.create(Path(path), anchor, "open", facts, names.tobytes(), columns))
+        named = names.tobytes() + assigned.tobytes()
+        return cls(Chain.create(Path(path), anchor, "open", facts, named, columns))
 
     @classmethod
     def open(
@@ -213,10 +221,18 @@ class Journal:
     def bounds(self, step: int, indices: ArrayLike) -> NDArray[np.float64]:
         """Clip bounds (k,) of the examples `indices` at the charged `step`, for `private_step`.
 
-        Under individual clipping each example's threshold, as it is priced; else the common bound.
-        ValueError if the step is not charged.
+        Under individual clipping each example's threshold, as it is priced; else the common bound,
+        or a budget's share of it. With a filter 0 is for who is out: leave them out of the batch,
+        so that their gradients add exactly nothing. ValueError if the step is not charged.
         """
-        return norm_records.clip_bounds(self._chain, self._opening, step, indices)
+        if not 0 <= step < self.steps_charged:
+            raise ValueError(
+                f"step {step} is not among the {self.steps_charged} charged; charge it first"
+            )
+        if self._filter is None:
+            return norm_records.clip_bounds(self._chain, self._opening, step, indices)
+        chosen = np.asarray(indices, dtype=np.int64)
+        return filtered_bounds(self._chain, self.plan, self._filter, step, chosen)
 
     def restart(self, step: int) -> None:
         """Go back to `step`: steps from there on are charged again, and everyone pays again.
@@ -248,135 +264,28 @@ class Journal:
         return charges.charged_counts(self._chain, self.plan, until, at)
 
     @property
+    def next_step(self) -> int:
+        """The step to charge next: `steps_charged`, unless a phase has all that was promised.
+
+        With scaled promises repeated steps take the place of the phase's last ones, which are
+        passed over then; the run may end before the plan's last step.
+        """
+        return charges.next_step(self._chain, self.plan)
+
+    @property
     def repeated(self) -> int:
         """How many charged steps restarts undid; those that are taken again are paid for twice."""
-        return sum(self.charged()) - self.steps_charged
-
-    def worst_case(
-        self,
-        method: Method = "tight",
-        *,
-        until: int | None = None,
-        delta: float | None = None,
-        releases: Releases | None = None,
-    ) -> float:
-        """ε of an example at the clip bound in every step charged: the DP guarantee of the run.
-
-        `until`: as it will be before step `until`, by default as it is now. Of a whole run it is
-        the plan's worst case, unless steps were charged again. `method`, `delta` (by default the
-        plan's) and `releases` as for `Plan.worst_case`.
-        """
-        return recorded_epsilons.worst_case(
-            self._chain, self.plan, method, until=until, delta=delta, releases=releases
-        )
+        return sum(self.charged()) + charges.skipped(self._chain) - self.steps_charged
 
     @property
-    def kind(self) -> Kind:
-        """Whether individual ε's are `exact`, a `bound` or an `estimate`, by what was recorded.
-
-        `plan.kind` is what the plan leads to expect.
-        """
-        return recorded_epsilons.kind(self._chain, self._opening, sampled=True)
+    def promises(self) -> tuple[Promise, ...]:
+        """What each of the plan's budgets is promised, as written before the first step; public."""
+        return () if self._opening.promised is None else self._opening.promised.promises
 
     @property
-    def refreshes(self) -> tuple[int, ...]:
-        """The steps at which the norms of all examples were recorded."""
-        return tuple(entry.facts["step"] for entry in self._chain.entries("refresh"))
-
-    def refreshes_now(self) -> tuple[int, ...]:
-        """The steps of `refreshes`, without those that a restart went back before."""
-        return tuple(entry.facts["step"] for entry in charges.current_refreshes(self._chain))
-
-    @property
-    def restarts(self) -> int:
-        """How often the run went back to an earlier step."""
-        return sum(1 for _ in self._chain.entries("restart"))
-
-    def norms(self, step: int) -> NDArray[np.float64]:
-        """The norms (n,) of all examples recorded at `step`, the latest of several, with margin.
-
-        ValueError if none were.
-        """
-        return norm_records.norms_of_all(self._chain, self._opening, step)
-
-    def histories(
-        self,
-        chunk: int = 4096,
-        *,
-        sampled: bool = True,
-        only: ArrayLike | None = None,
-        hold: Hold = "nearest",
-    ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
-        """Blocks (norms (rows, m), steps (rows,) or (rows, m)) of `chunk` examples, in order.
-
-        `steps`: for how many charged steps a row's norms hold. Memory is bounded by the chunk.
-        `sampled=False` leaves out norms of sampled examples. `only`: ascending indices of examples
-        in the data set; by default all. `hold`: which record a step without one is charged; under
-        individual clipping always `"previous"`, as the thresholds were used.
-        """
-        return norm_records.histories(
-            self._chain, self._opening, chunk=chunk, sampled=sampled, only=only, hold=hold
-        )
-
-    def constants(
-        self, *, sampled: bool = True, only: ArrayLike | None = None, hold: Hold = "nearest"
-    ) -> Constants:
-        """Sample rate, noise and clip bound (rows,) of the rows of `histories`.
-
-        With the same `sampled`, `only` and `hold`. The noise is `noise_std`, in units of the
-        gradient.
-        """
-        return norm_records.row_constants(
-            self._chain, self.plan, sampled=sampled, only=only, hold=hold
-        )
-
-    def epsilons(
-        self,
-        delta: float | None = None,
-        method: Method = "tight",
-        *,
-        sampled: bool = True,
-        only: ArrayLike | None = None,
-        releases: Releases | None = None,
-        hold: Hold = "nearest",
-        progress: Callable[[int], None] | None = None,
-        processes: int = 1,
-    ) -> Epsilons:
-        """ε of every example for the steps charged so far, in data set order.
-
-        `delta`: by default the plan's. `method`: the accountant, `"tight"` (the default), `"rdp"`
-        or `"rdp-classic"`. `sampled=False` leaves out norms of sampled examples. `only`: ascending
-        indices of examples; their values are those among all, to the last bit, and nothing is
-        computed for the others: machines may share a data set (`Epsilons.joined`). `releases`:
-        everything released beside the training; by default the plan's clip bound.
-
-        `hold`: which record a step without one of its own is charged: the nearest in time, the
-        larger of its two neighbours (`"cautious"`) or the one before it (`"previous"`, the
-        paper's). By default `values` are by the nearest, and those of an estimate have a second
-        reading, `cautious`. What is no estimate is the same for all.
-
-        `progress` is called with the number of examples done. `processes`: how many price them, by
-        default this one alone. More are started afresh and import the caller's script, as always in
-        Python (`if __name__ == "__main__":`).
-        """
-        return recorded_epsilons.epsilons(
-            self._chain, self._opening, delta, method, sampled=sampled, only=only,
-            releases=releases, hold=hold, progress=progress, processes=processes,
-        )  # fmt: skip
-
-    def followed(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Indices (m,) and norms (charged steps, m) of the followed examples.
-
-        A charged step without their norms has the clip bound. ValueError if none were followed.
-        """
-        return norm_records.followed(self._chain, self.plan)
-
-    def followed_epsilons(self, delta: float | None = None, method: Method = "tight") -> Epsilons:
-        """ε of the followed examples from their norms at every step, in `followed`'s order.
-
-        `delta` and `method` as for `epsilons`. ValueError if none were followed.
-        """
-        return recorded_epsilons.followed_epsilons(self._chain, self._opening, delta, method)
+    def budgets(self) -> NDArray[np.float64] | None:
+        """The budget (n,) that each example has, if the plan has any; private."""
+        return None if self._opening.promised is None else self._opening.promised.budgets
 
     def check(self) -> tuple[int, bool]:
         """Validate the chain, its anchor and its seal: number of entries, and whether it is sealed.
@@ -387,10 +296,13 @@ class Journal:
             return self._chain.verify()
 
     def verify(self) -> Verified:
-        """Validate the journal as `check` does, with every ε computed anew.
+        """Validate the journal as `check` does, with every ε and every promise computed anew.
 
-        ValueError if anything was changed.
+        ValueError if anything was changed, or a promise was not kept.
         """
         entries, sealed = self.check()
         with undamaged(self.path):
-            return Verified(entries, self.steps_charged, sealed, self.epsilons())
+            clip_course.moves(self._chain, self.plan)
+            epsilons = self.epsilons()
+            check_promises(self._chain, self._opening, epsilons)
+            return Verified(entries, self.steps_charged, sealed, epsilons)

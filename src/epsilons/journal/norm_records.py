@@ -14,12 +14,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from epsilons.accounting import checks
-from epsilons.accounting.histories import clipping_thresholds
 from epsilons.accounting.holding import HOLDS, NEVER, Hold
 from epsilons.accounting.margins import phases_of_norms
 from epsilons.accounting.plan import Phase, Plan
 from epsilons.journal.chain import Chain, Entry
-from epsilons.journal.charges import latest_entry, phase_constants, refresh_in_force, steps_charged
+from epsilons.journal.charges import (
+    latest_entry,
+    next_step,
+    phase_constants,
+    refresh_in_force,
+    steps_charged,
+)
+from epsilons.journal.clip_course import bound_at, moves
 from epsilons.journal.intervals import (
     Intervals,
     SampledNorms,
@@ -30,6 +36,7 @@ from epsilons.journal.intervals import (
     split_by_sampled_norms,
 )
 from epsilons.journal.opening import Opening
+from epsilons.journal.promised import scaled_bounds
 from epsilons.journal.refreshes import append_refresh, refresh_norms, same_norms
 
 SomeKind = Literal["sampled", "followed"]
@@ -39,12 +46,14 @@ SomeKind = Literal["sampled", "followed"]
 class Constants(NamedTuple):
     """What holds for the steps that each row of norms stands for: arrays (rows,).
 
-    `sample_rate`, `noise_std` (in units of the gradient) and clip `bound`.
+    `sample_rate`, `noise_std` (in units of the gradient) and clip `bound`; `beside`: how far an
+    example moves what is released beside the gradient, in standard deviations of its noise.
     """
 
     sample_rate: NDArray[np.float64]
     noise_std: NDArray[np.float64]
     bound: NDArray[np.float64]
+    beside: NDArray[np.float64]
 
 
 def append_all(chain: Chain, opening: Opening, step: int, norms: ArrayLike) -> None:
@@ -57,7 +66,7 @@ def append_all(chain: Chain, opening: Opening, step: int, norms: ArrayLike) -> N
     again = last is not None and last.facts["step"] == step
     if last is not None and again and same_norms(chain, opening, last.number, row):
         return
-    if again or step != charged:
+    if again or step != next_step(chain, plan):
         raise ValueError(
             f"norms of step {step} can't be recorded with {charged} steps charged: "
             "norms of all examples are recorded once, before their step is charged"
@@ -77,10 +86,10 @@ def append_some(
     plan = opening.plan
     if kind not in get_args(SomeKind):
         raise ValueError(f"kind={kind!r}; expected one of {', '.join(get_args(SomeKind))}")
-    if kind == "sampled" and plan.clipping == "individual":
+    if kind == "sampled" and plan.clipping in ("individual", "filtered"):
         raise ValueError(
             "norms of sampled examples depend on the secret sampling; "
-            "under individual clipping only norms of all examples are recorded"
+            f"under {plan.clipping} clipping only norms of all examples are recorded"
         )
     chosen = [np.asarray(i, dtype="<i8") for i in indices]
     rows = [
@@ -99,6 +108,17 @@ def append_some(
     if first + len(chosen) > steps_charged(chain):
         raise ValueError(f"not all steps from {first} on are charged; charge them first")
     chain.append(kind, facts, *blobs)
+
+
+def norms_of_entry(
+    chain: Chain, opening: Opening, number: int, examples: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Norms (m,) of the (ascending) examples in one entry "refresh"."""
+    first, span = int(examples[0]), int(examples[-1] - examples[0]) + 1
+    found: NDArray[np.float64] = refresh_norms(chain, opening, number, first, span)[
+        examples - first
+    ]
+    return found
 
 
 def norms_of_all(chain: Chain, opening: Opening, step: int) -> NDArray[np.float64]:
@@ -122,16 +142,20 @@ def norms_of_some(
 def clip_bounds(
     chain: Chain, opening: Opening, step: int, indices: ArrayLike
 ) -> NDArray[np.float64]:
-    """Clip bounds (k,) of the examples `indices` at a charged step; see `Journal.bounds`."""
-    plan, charged = opening.plan, steps_charged(chain)
-    if not 0 <= step < charged:
-        raise ValueError(f"step {step} is not among the {charged} charged; charge it first")
+    """Clip bounds (k,) of the examples `indices` at a charged step; see `Journal.bounds`.
+
+    Of a filter they are in `filtered`.
+    """
+    plan = opening.plan
     chosen = np.asarray(indices, dtype=np.int64)
-    bound = np.inf if plan.clipping == "none" else plan.phase(step).max_grad_norm
-    refresh = refresh_in_force(chain, step)
-    if plan.clipping != "individual" or refresh is None:
-        return np.full(len(chosen), bound)
-    return clipping_thresholds(norms_of_all(chain, opening, refresh)[chosen], bound, plan.levels)
+    unit = np.inf if plan.clipping == "none" else plan.phase(step).max_grad_norm
+    refresh = refresh_in_force(chain, step) if plan.clipping == "individual" else None
+    norms = None if refresh is None else norms_of_all(chain, opening, refresh)[chosen]
+    found = scaled_bounds(opening.promised, chosen, norms, unit, plan.levels)
+    if plan.adaptive is None:
+        return found
+    bound = bound_at(plan, moves(chain, plan), step)
+    return np.minimum(found * (bound / unit), bound)
 
 
 def refresh_intervals(chain: Chain, plan: Plan) -> Intervals:
@@ -142,6 +166,7 @@ def refresh_intervals(chain: Chain, plan: Plan) -> Intervals:
     for entry in chain.entries("refresh", "charge", "restart"):
         if entry.kind == "charge":
             constants = {k: entry.facts[k] for k in ("sample_rate", "noise_std", "bound")}
+            constants["beside"] = entry.facts.get("beside", 0.0)
             if starts or constants != found[-1].constants:
                 number, at = None, NEVER
                 if refreshes:
@@ -161,7 +186,8 @@ def refresh_intervals(chain: Chain, plan: Plan) -> Intervals:
             starts = True
             open_from = len(found)
     if not found:
-        found.append(_Interval(None, NEVER, 0, phase_constants(plan.phase(0))))
+        constants = {"beside": 0.0, **phase_constants(plan.phase(0))}
+        found.append(_Interval(None, NEVER, 0, constants))
     return Intervals(
         entry=tuple(one.entry for one in found),
         at=np.array([one.at for one in found], dtype=np.int64),
@@ -171,6 +197,7 @@ def refresh_intervals(chain: Chain, plan: Plan) -> Intervals:
         sample_rate=np.array([one.constants["sample_rate"] for one in found]),
         noise_std=np.array([one.constants["noise_std"] for one in found]),
         bound=np.array([one.constants["bound"] for one in found]),
+        beside=np.array([one.constants["beside"] for one in found]),
         steps=charged_step,
     )
 
@@ -211,7 +238,12 @@ def row_constants(
     intervals, chosen = refresh_intervals(chain, plan), chosen_examples(plan.n, only)
     most = _most_sampled(chain, intervals, sampled, chosen)
     row = row_intervals(intervals, most, _as_clipped(plan, hold))
-    return Constants(intervals.sample_rate[row], intervals.noise_std[row], intervals.bound[row])
+    return Constants(
+        intervals.sample_rate[row],
+        intervals.noise_std[row],
+        intervals.bound[row],
+        intervals.beside[row],
+    )
 
 
 def _as_clipped(plan: Plan, hold: Hold) -> Hold:
@@ -241,7 +273,6 @@ def _around(
     Before the first refresh there is the clip bound; after the last, the same as before.
     """
     shape = len(intervals.entry), len(examples)
-    first, span = int(examples[0]), int(examples[-1] - examples[0]) + 1
     norms, following = np.empty(shape), np.empty(shape)
     last: tuple[int, NDArray[np.float64]] | None = None
     for row, (number, after) in enumerate(zip(intervals.entry, intervals.next_entry, strict=True)):
@@ -250,8 +281,7 @@ def _around(
                 target[row] = intervals.bound[row] if target is norms else norms[row]
                 continue
             if last is None or last[0] != entry:  # mostly the refresh after the row above
-                read = refresh_norms(chain, opening, entry, first, span)
-                last = entry, read[examples - first]
+                last = entry, norms_of_entry(chain, opening, entry, examples)
             target[row] = last[1]
     return norms, following
 

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from epsilons.accounting.margins import Margin
 from epsilons.accounting.plan import Plan
 from epsilons.journal.chain import SALT_BYTES, Chain
+from epsilons.journal.promised import Promised, promised_facts, read_promised
 from epsilons.randomness import Randomness
 
 # Format 1 (openings without a number): examples and outcomes are files beside the journal.
@@ -27,7 +28,7 @@ class Opening(NamedTuple):
     """The first entry, parsed; `facts` is its JSON, which has everything but the ids.
 
     `margin`: None in a journal of an earlier version, whose loop added it to the norms. `block`:
-    of how many examples one entry has norms, at most.
+    of how many examples one entry has norms, at most. `promised`: None for a plan without budgets.
     """
 
     format: int
@@ -36,6 +37,7 @@ class Opening(NamedTuple):
     block: int
     ids: NDArray[Any]
     facts: Mapping[str, Any]
+    promised: Promised | None
 
 
 def validated_ids(ids: ArrayLike | None, n: int) -> NDArray[Any]:
@@ -65,8 +67,10 @@ def opening_facts(
     salt: bytes | None,
     seed: int | None,
     randomness: Randomness | None,
+    assigned: NDArray[np.uint8],
 ) -> dict[str, Any]:
     """The facts of a new journal's first entry; see `Journal.create`."""
+    secret = (os.urandom(SALT_BYTES) if salt is None else salt).hex()
     return {
         "format": FORMAT,
         "plan": plan.to_dict(),
@@ -78,7 +82,8 @@ def opening_facts(
         "batch_invariant": batch_invariant,
         "seed": seed,
         "randomness": (Randomness() if randomness is None else randomness).to_dict(),
-        "salt": (os.urandom(SALT_BYTES) if salt is None else salt).hex(),
+        "salt": secret,
+        **promised_facts(plan, assigned, secret),
     }
 
 
@@ -94,6 +99,9 @@ def read_opening(chain: Chain) -> Opening:
             "a newer version reads it"
         )
     plan = Plan.from_dict(entry.facts["plan"])
-    ids = np.frombuffer(chain.indices(entry.number), dtype=np.dtype(entry.facts["id_type"]))
+    named, id_type = chain.indices(entry.number), np.dtype(entry.facts["id_type"])
+    ids = np.frombuffer(named[: plan.n * id_type.itemsize], dtype=id_type)
+    promised = read_promised(plan, entry.facts, named[ids.nbytes :])
     margin = Margin(**entry.facts["margin"]) if "margin" in entry.facts else None
-    return Opening(number, plan, margin, entry.facts.get("block", plan.n), ids, entry.facts)
+    block = entry.facts.get("block", plan.n)
+    return Opening(number, plan, margin, block, ids, entry.facts, promised)

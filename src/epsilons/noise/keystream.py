@@ -244,14 +244,15 @@ def poisson_draw(
     rate = float(checks.probability("sample_rate", rate))
     # down, not nearest: an example drawn more often than the plan says would be undercharged
     limit = np.uint64(math.floor(rate * 2.0**53))
-    begin, last = stream.position, n if last is None else last
-    stream.seek(begin + COIN_BYTES * first)
+    last = n if last is None else last
+    if first:
+        stream.skip(COIN_BYTES * first)
     drawn = [np.empty(0, np.int64)]
     for start in range(first, last, _COINS):
         coins = stream.words(min(_COINS, last - start)) >> np.uint64(11)
         drawn.append(np.flatnonzero(coins < limit) + start)
-    stream.seek(begin)
-    stream.skip(COIN_BYTES * n)
+    if last < n:
+        stream.skip(COIN_BYTES * (n - last))
     return torch.from_numpy(np.concatenate(drawn))
 
 

@@ -1,7 +1,16 @@
 """What leaves the curator's hands: to the owner, and to everyone; and the budget that guards it."""
 
 from epsilons.release.all_statements import owner_names, owner_statements
-from epsilons.release.budget import Budget, Cost, Entry, Limit, OverBudget, Spent, releases_of
+from epsilons.release.budget import (
+    Budget,
+    Cost,
+    Entry,
+    Limit,
+    OverBudget,
+    Spent,
+    releases_of,
+    reserved,
+)
 from epsilons.release.clip_bound import ClipBound, median_cost, release_median_norm
 from epsilons.release.ledger import renew_ledger, verify_ledger, write_ledger
 from epsilons.release.owner import Record, Statement, meaningful, owner_statement
@@ -46,6 +55,7 @@ __all__ = [
     "release_quantiles",
     "releases_of",
     "renew_ledger",
+    "reserved",
     "statement_html",
     "statement_text",
     "total",

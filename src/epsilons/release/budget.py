@@ -102,6 +102,18 @@ class Cost:
         return _releases(self.units, self.draws)
 
 
+def reserved(epsilon: float, delta: float) -> Releases:
+    """What a plan sets aside for publications of (ε, δ) together: its reserve_mu and distance.
+
+    `epsilon`, `delta`: as for `Cost.of`. ValueError where they leave room for no noise.
+
+    >>> round(reserved(0.1, 1e-5).mu, 5)
+    0.03252
+    """
+    units = Cost.of(epsilon, delta, draws=1).units
+    return Releases(math.nextafter(_releases(units, 1).mu, math.inf), _ROOM * DISTANCE)
+
+
 @dataclass(frozen=True)
 class Entry:
     """One line of the ledger; `answer` is None while it is charged and not yet drawn.
@@ -159,10 +171,11 @@ class Spent:
 def releases_of(run: Run) -> Releases:
     """Everything that `run` has let out beside its training: clip bound and publications.
 
-    It enters the worst case and every individual ε that is told from now on. ValueError if the
-    budget was changed.
+    With budgets the reserve for publications counts from the start, as in the promises. It enters
+    the worst case and every individual ε that is told from now on. ValueError if the budget was
+    changed.
     """
-    return Spent.of_run(run.path).releases.at_least(run.plan.clip_bound)
+    return Spent.of_run(run.path).releases.at_least(run.plan.releases)
 
 
 class Recorded(NamedTuple):
@@ -253,11 +266,19 @@ class Budget:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def ask(self, question: Mapping[str, Any], cost: Cost, answer: Callable[[], Answer]) -> Answer:
+    def ask(
+        self,
+        question: Mapping[str, Any],
+        cost: Cost,
+        answer: Callable[[], Answer],
+        *,
+        promised: Releases | None = None,
+    ) -> Answer:
         """The answer to the question: the stored one, or a new one charged first.
 
         `question`: what is asked, as plain values; the same values are the same question. `answer`:
-        called without arguments to draw what `json` can write, once it is charged.
+        called without arguments to draw what `json` can write, once it is charged. `promised`: what
+        all releases of the run together may be, where promises include no more; by default any.
 
         Raises `OverBudget`, and charges nothing, where less than `cost` is left.
         """
@@ -265,7 +286,7 @@ class Budget:
         with self._transaction():
             found = self._found(key)
             if found is None:
-                self._charge(key, cost)
+                self._charge(key, cost, promised)
         if found is None:
             self._chain.publish()
         elif found.answer is not None:
@@ -326,10 +347,16 @@ class Budget:
         question = json.loads(key)
         return next((e for e in self.entries() if e.question == question), None)
 
-    def _charge(self, key: str, cost: Cost) -> None:
+    def _charge(self, key: str, cost: Cost, promised: Releases | None) -> None:
         before = self.spent
         after = Spent(before.units + cost.units, before.draws + cost.draws, before.questions + 1)
         total = after.releases
+        if promised is not None and total.at_least(promised) != promised:
+            raise OverBudget(
+                f"ε = {cost.epsilon:g} at δ = {cost.delta:g} is more than is left of the reserve "
+                "for publications: people were promised their budgets with that and no more. Ask "
+                "for less, or plan a larger reserve (reserve_mu) before training."
+            )
         if not gaussian_keeps(self.limit.epsilon, self.limit.delta, total.mu, total.distance):
             raise OverBudget(
                 f"ε = {cost.epsilon:g} at δ = {cost.delta:g} is more than is left of this run's "

@@ -141,7 +141,7 @@ def _alike(stated: Any, true: Any) -> bool:
 def _page(run: Run, entries: Sequence[Entry], limit: Limit | None) -> dict[str, Any]:
     plan = run.plan
     at = plan.delta if limit is None else limit.delta
-    releases = Spent.on(entries).releases.at_least(plan.clip_bound)
+    releases = Spent.on(entries).releases.at_least(plan.releases)
     # What is to come counts too, unless no one knows how much it is.
     steps = run.journal.charged(until=plan.steps)
     return {
@@ -166,6 +166,7 @@ def _page(run: Run, entries: Sequence[Entry], limit: Limit | None) -> dict[str, 
             "composition": _COMPOSITION.format(_NEIGHBOURS[plan.per]),
             "per": plan.per,
         },
+        "promises": [promise.to_dict() for promise in run.promises],
         "per_person": _per_person(run, releases),
         "publications": [asdict(entry) for entry in entries],
     }

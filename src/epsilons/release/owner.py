@@ -51,7 +51,8 @@ class Statement:
     in the figures. `randomness`: where noise and coins came from. `sums_covered`: whether
     floating-point effects of sums are within what is charged. `training_worst_case`: ε of one
     record without releases. `records`: each of the owner's. `unit`: the plans'; where it is
-    `"owner"`, the only one of `records` stands for all that the owner has.
+    `"owner"`, the only one of `records` stands for all that the owner has. `promised`: ε of all the
+    owner's records together that this run promised before training; None without budgets.
     """
 
     owner: str
@@ -73,11 +74,22 @@ class Statement:
     unmatched: int = 0
     elsewhere: int = 0
     unit: str = "record"
+    promised: float | None = None
+
+    @property
+    def own_guarantee(self) -> float:
+        """ε that holds for this owner whatever they contain: promised, else the worst case.
+
+        What was promised is of this run alone: with other runs added up it is the worst case.
+        """
+        if self.promised is None or self.others:
+            return self.worst_case
+        return min(self.promised, self.worst_case)
 
     @property
     def guarantee(self) -> float:
         """The most that a detector with 1 % false alarms finds, for certain."""
-        return detection(self.worst_case, self.delta)
+        return detection(self.own_guarantee, self.delta)
 
     @property
     def together(self) -> bool:
@@ -92,7 +104,7 @@ class Statement:
     @property
     def meaningful(self) -> bool:
         """Whether the guarantee says anything: a detector that finds everyone is not ruled out."""
-        return meaningful(self.worst_case, self.delta)
+        return meaningful(self.own_guarantee, self.delta)
 
     def to_dict(self) -> dict[str, Any]:
         """The statement as plain values, for JSON; an ε without a bound is None."""
@@ -189,18 +201,33 @@ def stated(
         together = chain_rule(
             [(added if k in in_all else here).epsilon_at(places[k]) for k in order], at
         )
+    promised = _promised(run, rows, at)
+    limit = (
+        worst_together if promised is None or len(added.runs) > 1 else min(promised, worst_together)
+    )
     return Statement(
         owner=owner,
         worst_case=worst_together,
-        individual=min(together, worst_together),
+        individual=min(together, limit),
         records=tuple(
             Record(str(run.examples.ids[row]), float(training), float(min(total, worst)))
             for row, training, total in zip(rows, alone, found, strict=True)
         ),
         unmatched=len(rows) - len(in_all),
         elsewhere=elsewhere,
+        promised=promised,
         **facts,
     )
+
+
+def _promised(run: Run, rows: NDArray[np.int64], delta: float) -> float | None:
+    """What the run promised for all these records together, at δ; None without budgets."""
+    budgets = run.examples.budgets
+    if budgets is None:
+        return None
+    by_budget = {promise.budget: promise for promise in run.promises}
+    # small ε's first: each weighs on the δ's of those after it
+    return chain_rule([by_budget[budget].at for budget in sorted(budgets[rows].tolist())], delta)
 
 
 def _in_all(

@@ -82,7 +82,7 @@ def persons(run: Run, epsilons: Epsilons) -> Persons | None:
         return None
     delta, releases = epsilons.delta, releases_of(run)
     alone = epsilons.cautious
-    if releases != run.plan.clip_bound:
+    if releases != run.plan.releases:
         alone = run.epsilons(delta, releases=releases, hold="cautious").values
     _, owner, counts = np.unique(run.examples.owners, return_inverse=True, return_counts=True)
     worst = person_worst_case(run, int(counts.max()), releases, delta=delta)

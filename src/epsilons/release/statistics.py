@@ -114,7 +114,8 @@ def publish(
     Guarantee: (ε, δ)-DP for one record added or removed, given the models that training released;
     charged to the run's budget before anything is drawn; the same question again costs nothing,
     also after a disk was full (OSError). Values are in [0, worst case] and non-decreasing in the
-    quantile. `OverBudget`, and nothing charged, where less is left of the budget; ValueError for a
+    quantile. `OverBudget`, and nothing charged, where less is left of the budget, or of the reserve
+    that promises include (`Plan.reserve_mu`); ValueError for a
     run too small for the noise, for one that is not private, and for unknown columns.
     """
     ask = _Asked(mean, tuple(float(q) for q in quantiles), method)
@@ -153,7 +154,8 @@ def publish(
 
     try:
         with Budget.of_run(run.path, limit) as budget:
-            found = budget.ask(question, cost, answer)
+            promised = run.plan.releases if run.plan.budgets else None
+            found = budget.ask(question, cost, answer, promised=promised)
             write_ledger(run, budget)
     except (OSError, sqlite3.Error) as error:
         if not disk_is_full(error):

@@ -24,9 +24,10 @@ from epsilons.accounting.composition import (
 )
 from epsilons.accounting.histories import clipping_thresholds
 from epsilons.accounting.holding import Hold
-from epsilons.accounting.individual import Method
-from epsilons.accounting.plan import Plan
+from epsilons.accounting.individual import Clipping, Method
+from epsilons.accounting.plan import Plan, Rounding
 from epsilons.accounting.results import Epsilons, Kind
+from epsilons.journal.norm_records import Constants
 from epsilons.journal.run_entries import opening
 from epsilons.randomness import Randomness
 from epsilons.release.budget import Spent, releases_of
@@ -173,19 +174,22 @@ class CombinedRuns:
         """ε at δ of a record at the clip bound in every step of every run."""
         if self.kind == "none":
             return math.inf
+        beside = self.releases if releases is None else releases
+        if len(self.runs) == 1:
+            return self.runs[0].journal.worst_case(self.method, delta=delta, releases=beside)
         phases = [
-            (phase, count)
+            (phase, count, phase.step_multiplier / run.plan.largest_share)
             for run in self.runs
             for phase, count in zip(run.plan.all_phases, run.journal.charged(), strict=True)
             if count
         ]
         return composed_epsilon(
-            np.array([phase.noise_multiplier for phase, _ in phases]),
-            np.array([phase.sample_rate for phase, _ in phases]),
-            np.array([count for _, count in phases], dtype=np.int64),
+            np.array([noise for _, _, noise in phases]),
+            np.array([phase.sample_rate for phase, _, _ in phases]),
+            np.array([count for _, count, _ in phases], dtype=np.int64),
             delta,
             method=self.method,
-            releases=self.releases if releases is None else releases,
+            releases=beside,
         )
 
     def epsilons(self, positions: Sequence[NDArray[np.int64]], delta: float) -> Epsilons:
@@ -200,7 +204,10 @@ class CombinedRuns:
             chunk = max(1, _MOST_NORMS // rows)
             for first in range(0, count, chunk):
                 some = slice(first, first + chunk)
-                values[some] = self._priced([at[some] for at in positions], delta)
+                here = [at[some] for at in positions]
+                for where, shares in _by_shares(self.runs, here):
+                    part = self._priced([at[where] for at in here], shares, delta)
+                    values[first + where] = part
         return Epsilons(
             values=np.minimum(values, worst),
             delta=delta,
@@ -209,14 +216,17 @@ class CombinedRuns:
             worst_case=worst,
         )
 
-    def _priced(self, positions: Sequence[NDArray[np.int64]], delta: float) -> NDArray[np.float64]:
+    def _priced(
+        self, positions: Sequence[NDArray[np.int64]], shares: Sequence[float], delta: float
+    ) -> NDArray[np.float64]:
+        """`shares`: of each run, how much of its clip bound these examples are clipped to."""
         blocks = [_history(run, at) for run, at in zip(self.runs, positions, strict=True)]
         constants = [
-            run.journal.constants(only=np.sort(at), hold=_HOLD)
-            for run, at in zip(self.runs, positions, strict=True)
+            _at_share(run.journal.constants(only=np.sort(at), hold=_HOLD), share)
+            for run, at, share in zip(self.runs, positions, shares, strict=True)
         ]
         plans = [run.plan for run in self.runs]
-        ways = {(plan.levels, plan.rounding, plan.clipping) for plan in plans}
+        ways = {_way(plan) for plan in plans}
         if len(ways) > 1:
             for (norms, _), of_run, plan in zip(blocks, constants, plans, strict=True):
                 _round_up(norms, of_run.bound, plan)
@@ -227,6 +237,7 @@ class CombinedRuns:
             sample_rate=np.concatenate([of_run.sample_rate for of_run in constants]),
             noise_std=np.concatenate([of_run.noise_std for of_run in constants]),
             max_grad_norm=np.concatenate([of_run.bound for of_run in constants]),
+            beside=np.concatenate([of_run.beside for of_run in constants]),
             delta=delta,
             method=self.method,
             levels=levels,
@@ -240,6 +251,31 @@ class CombinedRuns:
         """ε of one example as a function of δ."""
         rows = [np.array([position]) for position in positions]
         return lambda delta: float(self.epsilons(rows, delta).values[0])
+
+
+def _by_shares(
+    runs: Sequence[Run], positions: Sequence[NDArray[np.int64]]
+) -> list[tuple[NDArray[np.int64], list[float]]]:
+    """Which of the examples are clipped to the same share of the bound in each run, and to which.
+
+    They are priced on levels of their own bounds.
+    """
+    shares = np.stack(
+        [run.journal.shares(at) for run, at in zip(runs, positions, strict=True)], axis=1
+    )
+    distinct, of = np.unique(shares, axis=0, return_inverse=True)
+    return [(np.flatnonzero(of.reshape(-1) == k), row.tolist()) for k, row in enumerate(distinct)]
+
+
+def _at_share(constants: Constants, share: float) -> Constants:
+    return constants._replace(bound=constants.bound * share)
+
+
+def _way(plan: Plan) -> tuple[int, Rounding | None, Clipping]:
+    """Levels, rounding and clipping of the rows of a run; a filter's are bounds, on levels."""
+    if plan.clipping == "filtered":
+        return plan.levels, "up", "max"
+    return plan.levels, plan.rounding, plan.clipping
 
 
 def matched(
@@ -293,7 +329,7 @@ def _history(
 
 def _round_up(norms: NDArray[np.float64], bounds: NDArray[np.float64], plan: Plan) -> None:
     """Norms as they were charged, or above: thresholds, and what a plan rounds, rounded up."""
-    if plan.clipping == "max" and plan.rounding is None:
+    if plan.clipping == "filtered" or (plan.clipping == "max" and plan.rounding is None):
         return
     for row, bound in zip(norms, bounds, strict=True):
         row[:] = clipping_thresholds(row, float(bound), plan.levels)

@@ -78,12 +78,24 @@ def _sections(statement: Statement) -> list[tuple[str, list[str]]]:
             f"{100 * FALSE_ALARMS:g} %, the bound on the probability of detecting "
             f"{'them' if several else 'it'} is {percent_text(statement.guarantee, 2)}."
         )
+    whatever = f"whatever {'your records contain' if several else 'your record contains'}"
     guarantee = [
         first,
         f"This is the worst case {per}, and holds whatever the record{'s' if several else ''} "
         f"contain{'' if several else 's'}: ε = {epsilon_text(statement.worst_case)} at "
         f"δ = {statement.delta:g}.",
     ]
+    if statement.promised is not None:
+        at = f"ε = {epsilon_text(statement.promised)} at δ = {statement.delta:g}"
+        if statement.others:
+            guarantee.insert(0, f"Promised before the training of this run, {whatever}: {at}.")
+        else:
+            guarantee = [
+                f"Promised before training, {whatever}: {at}.",
+                first,
+                "The worst case of this run, for whoever has the largest budget, is "
+                f"ε = {epsilon_text(statement.worst_case)} {per} at δ = {statement.delta:g}.",
+            ]
     roughly = " approximately" if statement.kind == "estimate" else ""
     nothing = (
         "" if meaningful(statement.individual, statement.delta) else ", which rules nothing out"
@@ -150,7 +162,10 @@ def _sections(statement: Statement) -> list[tuple[str, list[str]]]:
 
 def _figures(statement: Statement) -> list[tuple[str, str]]:
     """Everything of the person together first, then the single records."""
-    rows = []
+    rows, first = [], []
+    if statement.promised is not None:
+        per = "per person" if statement.together else "per record"
+        first = [(f"{per}: promised ε, before training", epsilon_text(statement.promised))]
     if (count := len(statement.records)) > 1:
         together = f"all {count} records together"
         rows = [
@@ -173,6 +188,7 @@ def _figures(statement: Statement) -> list[tuple[str, str]]:
         for record in statement.records:
             rows += _record(record)
     return [
+        *first,
         *rows,
         ("δ", f"{statement.delta:g}"),
         ("kind", statement.kind),

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from epsilons.accounting.composition import NOTHING, Releases
 from epsilons.accounting.plan import Plan
+from epsilons.accounting.promises import Promise
 from epsilons.accounting.results import Epsilons
 from epsilons.analysis import (
     Attack,
@@ -44,7 +45,8 @@ class Findings:
 
     `summaries`: one per column of groups, the one with the largest gap first. `crossed`: the
     intersections of the first two. `total`: worst case of the training so far, the clip bound and
-    all publications; `parts`: what each of them costs alone, where there are several.
+    all publications; `parts`: what each of them costs alone, where there are several. `promises`:
+    what each budget was promised before training.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Findings:
     bounds: list[BoundRow] | None
     attack: Attack | None
     persons: Persons | None = None
+    promises: tuple[Promise, ...] = ()
     missing: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -145,6 +148,7 @@ def findings(run: Run) -> Findings:
         bounds=had("other clip bounds", lambda: other_clip_bounds(run, main)) if private else None,
         attack=had("attack", attacked),
         persons=persons(run, epsilons) if private else None,
+        promises=run.promises,
         missing=missing,
     )
 

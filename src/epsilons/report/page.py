@@ -64,6 +64,7 @@ def render_report(found: Findings) -> str:
         per_person=[sentences.drawn_together(found.plan)]
         if found.plan.unit == "owner"
         else sentences.per_person(found.persons),
+        promised=sentences.promised([(one.budget, one.epsilon) for one in found.promises]),
         sure=sentences.sure(found),
         kind=sentences.KINDS[eps.kind],
         gap=sentences.gap(found.main) if found.main else "",

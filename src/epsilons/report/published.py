@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from epsilons.release import renew_ledger
 from epsilons.release.ledger import EPSILONS
 from epsilons.report.charts import Chart, chart, rows_height
 from epsilons.report.page import TITLE, render
-from epsilons.report.sentences import drawn_together, guess, per_person_published
+from epsilons.report.sentences import drawn_together, guess, per_person_published, promised
 from epsilons.runs import Run
 
 _BOUND = "median of initial gradient norms"
@@ -64,7 +64,8 @@ class Published:
     """What `public/` tells. `mean`, `quantiles` and `groups` are of the latest publication.
 
     `kind`: what the individual ε's are worth, as stated with the publications; None if nothing is.
-    `sums_covered`: as stated there; False in a ledger that says nothing of it.
+    `sums_covered`: as stated there; False in a ledger that says nothing of it. `promises`: what
+    each budget was promised before training.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Published:
     quantiles: Mapping[float, Number]
     groups: Mapping[str, Mapping[str, Number | None]]
     clip_bound: Number | None
+    promises: Sequence[Mapping[str, Any]] = ()
 
 
 def write_public_report(run: str | os.PathLike[str]) -> Path:
@@ -137,6 +139,7 @@ def _published(run: Path) -> Published:
         quantiles=_quantiles(parts),
         groups=_groups(parts),
         clip_bound=_number(bounds[-1]) if bounds else None,
+        promises=tuple(summary.get("promises", ())),
     )
 
 
@@ -151,6 +154,7 @@ def render_public_report(found: Published) -> str:
         per_person=drawn_together(found.plan)
         if found.plan.unit == "owner"
         else per_person_published((found.ledger or {}).get("per_person")),
+        promised=promised([(one["budget"], one["epsilon"]) for one in found.promises]),
         half=found.quantiles.get(0.5),
         worth=WORTH[found.kind],
         charts=_charts(found),

@@ -81,6 +81,24 @@ def guess(epsilon: float, delta: float) -> float:
     return min(1.0, (1 + delta * small) / (1 + small))
 
 
+def promised(budgets: Sequence[tuple[float, float]]) -> str:
+    """What was promised, by budget, beside the worst case; empty if there are no budgets.
+
+    >>> promised([(1, 1.0), (4, 3.9999)])
+    'Promised before training, whatever someone’s data are: ε = 1.000 to whoever has the budget 1, ε = 4.000 to whoever has the budget 4. The worst case is the largest promise.'
+    """  # noqa: E501
+    if not budgets:
+        return ""
+    said = ", ".join(
+        f"ε = {epsilon_text(epsilon)} to whoever has the budget {budget:g}"
+        for budget, epsilon in budgets
+    )
+    return (
+        f"Promised before training, whatever someone’s data are: {said}. The worst case is the "
+        "largest promise."
+    )
+
+
 def drawn_together(plan: Plan) -> str:
     """Why the guarantee is per person where the plan's unit is an owner."""
     return (

@@ -21,6 +21,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 Answer = TypeVar("Answer")
 
@@ -30,6 +32,7 @@ _ANSWER_SECONDS = 3.0  # within which a living rank answers when another one is 
 _BLOCK = 1 << 20  # numbers of an array that are sent at a time
 # Of launchers that start several processes and name them in other ways than torchrun does.
 _TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 # Errors that are of the same kind on every rank.
 _SAME_KIND = (ValueError, OSError, torch.OutOfMemoryError, MemoryError)
 
@@ -256,7 +259,10 @@ def joined() -> Ranks:
         torch.cuda.set_device(local_rank())
         backend = "cpu:gloo,cuda:nccl"
     try:
-        dist.init_process_group(backend, timeout=TIMEOUT)
+        store, rank, count = next(rendezvous("env://", timeout=TIMEOUT))
+        # what the processes before a restart wrote there would be taken for the others' addresses
+        fresh = PrefixStore(f"epsilons {os.environ.get(_RESTARTS, '0')}", store)
+        dist.init_process_group(backend, store=fresh, rank=rank, world_size=count, timeout=TIMEOUT)
     except RuntimeError as error:
         raise RankLost([], f"the ranks of this job did not find each other: {error}") from error
     return Ranks(dist.group.WORLD)
@@ -284,7 +290,7 @@ def local_rank() -> int:
 
 def restarted() -> bool:
     """Whether torchrun has started the processes of this job again after one was lost."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or "0") > 0
+    return int(os.environ.get(_RESTARTS) or "0") > 0
 
 
 class Said(NamedTuple):

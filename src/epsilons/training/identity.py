@@ -27,6 +27,9 @@ from epsilons.training.distributed import ALONE, Ranks
 from epsilons.training.owners import OwnedRecords
 
 LOSS = "loss_fn"  # a change of it is warned of, the others are refused
+_OF_PROMISES = {"budgets", "pace", "slack", "order", "reserve_mu", "reserve_distance"}
+_BUDGETS = "budgets of examples"
+_LATER = {"unit": "record", "adaptive": None}  # which runs of an earlier version don't have
 _HEX = 32  # hexadecimal digits of a record's digest
 _PROBES = 32  # examples compared of a data set that is not made of tensors
 
@@ -39,7 +42,13 @@ def identity(
         f"model {name}": f"{tuple(p.shape)} {p.dtype} {'trained' if p.requires_grad else 'frozen'}"
         for name, p in model.named_parameters()
     }
-    constants = {f"plan {name}": json.dumps(value) for name, value in plan.to_dict().items()}
+    constants = {
+        f"plan {name}": json.dumps(value)
+        for name, value in plan.to_dict().items()
+        if name not in _LATER or value != _LATER[name]
+    }
+    if not plan.budgets:  # runs from before there were any are the same runs
+        constants = {k: v for k, v in constants.items() if k.split()[1] not in _OF_PROMISES}
     return {
         **constants,
         "model": type(model).__name__,
@@ -47,7 +56,15 @@ def identity(
         "optimizer": type(optimizer).__name__,
         "data set": data_digest(data),
         "ids": _digest([np.asarray(examples.ids).tobytes()]),
+        **_choices(plan, examples),
     }
+
+
+def _choices(plan: Plan, examples: Examples) -> dict[str, str]:
+    """Who has which budget: fixed before the first step, since one chosen later is no promise."""
+    if len(plan.budgets) < 2:
+        return {}
+    return {_BUDGETS: _digest([np.asarray(examples.budgets, dtype=np.float64).tobytes()])}
 
 
 def loss_identity(loss_fn: Callable[..., Any]) -> str:
@@ -86,7 +103,9 @@ def _kind(part: Any) -> str:
 def difference(then: dict[str, str], now: dict[str, str], besides: str) -> str:
     """The first few differences in words, besides one; empty if there are none."""
     changed = [
-        f"{name} was {then.get(name, 'not there')} and is {now.get(name, 'not there')}"
+        "examples have other budgets now"  # a digest of them is no one's to see
+        if name == _BUDGETS
+        else f"{name} was {then.get(name, 'not there')} and is {now.get(name, 'not there')}"
         for name in sorted((then.keys() | now.keys()) - {besides})
         if then.get(name) != now.get(name)
     ]

@@ -22,11 +22,11 @@ from epsilons.accounting.plan import Plan
 from epsilons.files import private_file
 from epsilons.gradients.isolation import own_generators
 from epsilons.gradients.norms import LossFn, trainable
-from epsilons.journal import SomeKind
-from epsilons.journal.run_entries import recorded_now
+from epsilons.journal.run_entries import phase_end, record_move
 from epsilons.noise.grid import GridNoise
 from epsilons.release.ledger import renew_ledger
 from epsilons.runs import CHECKPOINT, Run, publish_plan
+from epsilons.training.adaptive_bound import journal_unit, released_count
 from epsilons.training.batches import Batches
 from epsilons.training.checkpoint import (
     RELEASES,
@@ -40,16 +40,15 @@ from epsilons.training.checkpoint import (
 from epsilons.training.distributed import Ranks
 from epsilons.training.interrupt import Interrupted
 from epsilons.training.keys import Streams, destroy_keys, kept_key, new_key
-from epsilons.training.movement import MOVED_BY, Movement
+from epsilons.training.movement import MOVED_BY, Movement, Trained
 from epsilons.training.noisy_sum import NoisySum, Report
 from epsilons.training.norm_passes import NormPasses
 from epsilons.training.own_part import OwnPart, Part
 from epsilons.training.shards import Shards
-from epsilons.training.standing import Standing
+from epsilons.training.standing import Standing, range_end
 from epsilons.training.step import apply
 from epsilons.training.taken import Step
 
-RANGE = 32  # steps charged ahead at most
 CHECKPOINT_SECONDS = 30.0
 _WITNESSED, _DIFFERS, _FAILED = range(3)  # what rank 0 says of a release
 
@@ -78,9 +77,10 @@ class Loop:
             self.releases = Releases(self.run.private / RELEASES, self.environment)
         self.state.shards = self.shards.count
         self.own = OwnPart(
-            self.plan, self.state, self.loss_fn, self.batches, self.passes, self.where, self.shards
-        )
-        self._trained = self._what_is_trained()
+            self.plan, self.state, self.loss_fn, self.batches, self.passes, self.where, self.shards,
+            self.run.journal.bounds if self.plan.budgets else None,
+        )  # fmt: skip
+        self._trained = Trained.of(self.state.model, self.state.optimizer)
         self._replaying = False  # with the key of an earlier process
         self._released = 0  # the first step that no earlier process can have released
         self._replay_until = 0  # the first whose release is not on record
@@ -90,20 +90,19 @@ class Loop:
 
     def restore(self, content: dict[str, Any] | None) -> None:
         """Start where the run stands: at its checkpoint, if it has one, or at its beginning."""
-        self._stand = self.ranks.first(self._standing)
+        self._stand = self.ranks.first(lambda: Standing.of(self.run.journal))
         if content is not None:
             self.state.load(content)
             self.own.norms_size = content["micro_batch"]
             self.passes.micro_batch = self.state.micro_batch
-            if self.state.step > self._stand.charged:
+            if self.state.step > self._next_step:
                 raise ValueError(
                     f"{self.run.path} has a checkpoint of step {self.state.step} and a journal "
                     f"with {self._stand.charged} steps charged: it was copied while a process was "
                     "writing to it. Copy the folder again when none is"
                 )
-        key, again, self._released, self._replay_until = self.ranks.first(
-            partial(self._left, content)
-        )
+        left = self.ranks.first(partial(self._left, content))
+        key, again, self._released, self._replay_until = left
         if again:
             self._renew()
         elif key is not None and content is not None:
@@ -124,16 +123,15 @@ class Loop:
         False if it was charged before and has to be charged again first.
         """
         step = self.state.step
-        if self._what_is_trained() != self._trained:
-            raise ValueError(
-                f"before step {step} the loop changed which parameters are trained, or which the "
-                "optimizer has; they are fixed for a run. Freeze and unfreeze between two runs"
-            )
+        if step == self._stand.charged != self._next_step:
+            self._pass_over(self._next_step)
+            return False
+        self._trained.expect_same(self.state.model, self.state.optimizer, step)
         with own_generators(self.where, seed=0):  # each part of the step seeds them
             if self._replaying and step >= self._replay_until:
                 self._take_key(self._stand.restarts)
             self._refresh(step)
-            if step == self._stand.charged:
+            if step == self._next_step:
                 self._charge(step, self._range_end(step, last))
             began = time.monotonic()
             try:
@@ -149,6 +147,18 @@ class Loop:
         if self.state.step == self._range_end(step, last) + 1:
             self._flush()
         return True
+
+    @property
+    def _next_step(self) -> int:
+        """The step to be charged next."""
+        return self.run.journal.next_step if self.plan.budgets else self._stand.charged
+
+    def _pass_over(self, step: int) -> None:
+        """Go on at `step`: repeated steps took the place of those before it."""
+        self._flush()
+        self.state.step = step
+        cast(Releases, self.releases).begin(step)
+        self.save()
 
     def present(self) -> Step:
         """The step that was taken last."""
@@ -205,13 +215,6 @@ class Loop:
         with private_file(self.run.private / "timings.json") as file:
             file.write(json.dumps(self.spent).encode())
 
-    def _what_is_trained(self) -> tuple[list[str], list[int]]:
-        groups = self.state.optimizer.param_groups
-        return list(trainable(self.state.model)), [id(p) for g in groups for p in g["params"]]
-
-    def _standing(self) -> Standing:
-        return Standing.of(self.run.journal)
-
     def _charge(self, first: int, last: int) -> None:
         """Charge a range of steps. Nobody goes on to them before it is on disk."""
         self.ranks.first(lambda: self.run.journal.charge(first, last))
@@ -228,6 +231,7 @@ class Loop:
             if self.state.micro_batch != self.own.norms_size:  # memory ran out
                 self.state.micro_batch = self.own.norms_size
                 self.save()  # before: a replay must know of what size these passes were
+            found = found / journal_unit(self.plan, self._stand.phase(self.plan, step), step)
             whole = self.ranks.to_first(found, self.shards.rank_edges)
             self.ranks.first(lambda: self.run.journal.record(step, cast(Any, whole)))
             self._stand.refreshes.add(step)
@@ -238,10 +242,11 @@ class Loop:
 
     def _step(self, step: int) -> None:
         state, own = self.state, self.own
-        total = NoisySum(trainable(state.model), self.plan.phase(step), self.shards)
+        phase = self._stand.phase(self.plan, step)
+        total = NoisySum(trainable(state.model), phase, self.shards)
         part, failed = Part(report=Report(failed=1)), None
         try:
-            part = own.take(step, total, random=self._stand.random, digest=self._digest)
+            part = own.take(step, phase, total, random=self._stand.random, digest=self._digest)
         except Exception as error:
             if self.ranks.count == 1:
                 raise
@@ -256,6 +261,7 @@ class Loop:
             self.passes.not_covered(step)
         released = total.released()
         self._witness(step, released)
+        self._move(step, released_count(released, phase))
         apply(state.model, state.optimizer, released)
         sizes = [each.micro_batch for each in reports if each.micro_batch]
         self.passes.micro_batch = state.micro_batch = min(sizes, default=None)
@@ -279,6 +285,12 @@ class Loop:
             self.ranks.first(lambda: self.run.journal.record_random("norms", step))
             self._stand.random = True
 
+    def _move(self, step: int, released: float | None) -> None:
+        """Move a clip bound that adapts. Nobody uses it before what it follows from is on disk."""
+        if released is not None:
+            self.ranks.first(lambda: record_move(self.run.journal, step, released))
+            self._stand.move(self.plan, step, released)
+
     def _witness(self, step: int, released: dict[str, Tensor]) -> None:
         """Note what is released before anyone can see it, here or on another rank."""
         verdict, failed, digest = _WITNESSED, None, b""
@@ -301,9 +313,9 @@ class Loop:
         self._digest = int.from_bytes(digest[:8], "big") >> 1
 
     def _range_end(self, step: int, last: int) -> int:
-        """The last step of the range that begins at `step`: within one refresh and phase."""
-        end = min(step - step % RANGE + RANGE, last, self.plan.phase(step).end)
-        return next((t for t in range(step + 1, end) if self.plan.refresh_due(t)), end) - 1
+        """The last step of the range that begins at `step`."""
+        promised = phase_end(self.run.journal, step) if self.plan.budgets else last
+        return range_end(self.plan, step, min(last, promised))
 
     def _gather(self) -> None:
         """Bring to rank 0 what others have of single examples."""
@@ -320,17 +332,8 @@ class Loop:
     def _flush(self) -> None:
         """Write the norms of single examples that the journal does not have yet."""
         self._gather()
-        self.ranks.first(self._write_some)
+        self.ranks.first(lambda: self.state.write_norms(self.run.journal))
         self.state.sampled_norms, self.state.followed_norms = Pending(), Pending()
-
-    def _write_some(self) -> None:
-        waiting: dict[SomeKind, Pending] = {
-            "sampled": self.state.sampled_norms,
-            "followed": self.state.followed_norms,
-        }
-        for kind, norms in waiting.items():
-            if norms.indices and not recorded_now(self.run.journal, kind, norms.first):
-                self.run.journal.record_some(kind, norms.first, norms.indices, norms.norms)
 
     def _renew(self) -> None:
         """Take a fresh key from here on; what is replayed is charged again."""
@@ -346,7 +349,7 @@ class Loop:
         self.run.journal.restart(self.state.step)
         self.releases.begin(self.state.step)
         publish_plan(self.run)
-        return self._standing()
+        return Standing.of(self.run.journal)
 
     def _take_key(self, restarts: int) -> None:
         """Draw from a fresh key, or from the seed's; a checkpoint says so before its first step."""
@@ -378,7 +381,7 @@ class Loop:
             kept = kept_key(self.run.private, number) if self.seed is None else b""
             key = None if kept is None else (number, kept)
         released = max(step, self.releases.count)
-        if self._stand.charged == step:
+        if self._stand.charged <= step:
             self.releases.begin(step)  # nothing beyond the checkpoint can have been released
         again = not self.releases.known_from(step) or (key is None and self.releases.has(step))
         return key, again, released, self.releases.count

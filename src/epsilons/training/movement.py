@@ -1,16 +1,37 @@
-"""Whether training moves every trainable parameter: adapters that silently never move are named."""
+"""What is trained: the same parameters from first to last, and each of them moves."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Self
+from typing import NamedTuple, Self
 
+import torch
 from torch import nn
 
 from epsilons.gradients.norms import trainable
 from epsilons.training.checksum import checksum
 
 MOVED_BY = 10  # steps; a learning rate that warms up is above 0 by then
+
+
+class Trained(NamedTuple):
+    """The trainable parameters of a model by name, and those that an optimizer has."""
+
+    names: list[str]
+    in_optimizer: list[int]
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer) -> Self:
+        held = [id(p) for group in optimizer.param_groups for p in group["params"]]
+        return cls(list(trainable(model)), held)
+
+    def expect_same(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """ValueError if they are others by `step`."""
+        if Trained.of(model, optimizer) != self:
+            raise ValueError(
+                f"before step {step} the loop changed which parameters are trained, or which the "
+                "optimizer has; they are fixed for a run. Freeze and unfreeze between two runs"
+            )
 
 
 class Movement:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -15,13 +16,14 @@ from epsilons.accounting.histories import clipping_thresholds
 from epsilons.accounting.plan import Phase, Plan
 from epsilons.gradients.isolation import seed_generators
 from epsilons.gradients.norms import LossFn
+from epsilons.training.adaptive_bound import journal_unit
 from epsilons.training.batches import Batches, Drawn
 from epsilons.training.checkpoint import State
 from epsilons.training.evaluation import to_device
 from epsilons.training.noisy_sum import NoisySum, Report
 from epsilons.training.norm_passes import NormPasses
 from epsilons.training.shards import Shards
-from epsilons.training.step import clipped_sum
+from epsilons.training.step import clipped_sum, without_out
 
 # relative: by so much the norm of an example may differ between a pass over all and a step
 _ROUNDING = 1e-3
@@ -50,25 +52,26 @@ class OwnPart:
     passes: NormPasses
     where: torch.device
     shards: Shards
+    promised: Callable[[int, _Indices], _Norms] | None  # bounds that keep promises, at a step
 
     def __post_init__(self) -> None:
         self.norms: _Norms | None = None  # of this process's examples, as recorded
         self.norms_step: int | None = None  # of whose weights they are, if of the present ones
         self.norms_size = self.passes.micro_batch  # of the passes that measured them
 
-    def take(self, step: int, total: NoisySum, *, random: bool, digest: int) -> Part:
+    def take(self, step: int, phase: Phase, total: NoisySum, *, random: bool, digest: int) -> Part:
         """Add to `total` what this process's examples add at `step`.
 
-        `random`: whether norms of a refresh are known to differ from those of a step. `digest`: of
-        the last release.
+        `phase`: of the step, with the clip bound that it has; norms come back in units in which it
+        stays. `random`: whether norms of a refresh are known to differ from those of a step.
+        `digest`: of the last release.
         """
-        drawn = self.batches.take(self.state.streams, step)
+        drawn = [self._within(step, each) for each in self.batches.take(self.state.streams, step)]
         followed, followed_norms = self._followed(step)
-        found = self.passes.within_memory(
-            partial(self._sums, drawn, self.plan.phase(step), total), step
-        )
+        found = self.passes.within_memory(partial(self._sums, step, drawn, phase, total), step)
+        unit = journal_unit(self.plan, phase, step)
         sampled = torch.cat([each.indices for each in drawn]).numpy()
-        norms = np.concatenate(found)
+        norms = np.concatenate(found) / unit
         fresh = self.plan.clipping == "max" and self.norms_step == step and not random
         report = Report(
             larger=int(fresh and self._larger(step, sampled, norms)),
@@ -77,7 +80,7 @@ class OwnPart:
             micro_batch=self.passes.micro_batch or 0,
             digest=digest,
         )
-        return Part(report, sampled, norms, followed, followed_norms)
+        return Part(report, sampled, norms, followed, followed_norms / unit)
 
     def says_more(self, random: bool) -> bool:
         """Whether the norms that a step computes say more than those of its refresh."""
@@ -85,19 +88,19 @@ class OwnPart:
             return False
         return self.plan.refresh_every != 1 or random
 
-    def _sums(self, drawn: list[Drawn], phase: Phase, total: NoisySum) -> list[_Norms]:
+    def _sums(self, step: int, drawn: list[Drawn], phase: Phase, total: NoisySum) -> list[_Norms]:
         """Add up the clipped sums of the shards; the norms in each."""
         total.clear()
         norms, state = [], self.state
         for shard, indices, batch in drawn:
-            seed_generators(state.streams.loss_seed(state.step, shard))
+            seed_generators(state.streams.loss_seed(step, shard))
             found = clipped_sum(
                 state.model,
                 state.optimizer,
                 self.loss_fn,
                 to_device(batch, self.where),
                 phase,
-                bounds=self._bounds(indices, phase.max_grad_norm),
+                bounds=self._bounds(step, indices, phase.max_grad_norm),
                 micro_batch=self.passes.micro_batch,
                 shards=self.shards.count,
                 compile=self.passes.compiled,
@@ -117,20 +120,33 @@ class OwnPart:
         which = [some for _, some in shares]
         return np.concatenate([followed[:0], *which]), np.concatenate([np.empty(0), *norms])
 
-    def _bounds(self, indices: Tensor, bound: float) -> float | Tensor:
+    def _within(self, step: int, drawn: Drawn) -> Drawn:
+        """What was drawn, without the examples that have spent all that they were promised."""
+        if self.plan.clipping != "filtered":
+            return drawn
+        bounds = self._bounds(step, drawn.indices, self.plan.phase(step).max_grad_norm)
+        indices, batch, _ = without_out(drawn.indices, drawn.batch, bounds)
+        return Drawn(drawn.shard, indices, batch)
+
+    def _bounds(self, step: int, indices: Tensor, bound: float) -> float | Tensor:
         """Clip bounds of the drawn examples, or the common one."""
         if self.plan.clipping == "none":
             return float("inf")
+        if self.promised is not None:
+            return torch.from_numpy(self.promised(step, indices.numpy()))
         if self.plan.clipping == "max":
             return bound
         assert self.norms is not None  # thresholds are refreshed at step 0
+        unmoved = self.plan.phase(step).max_grad_norm
         chosen = self.norms[indices.numpy() - self.shards.first]
-        return torch.from_numpy(clipping_thresholds(chosen, bound, self.plan.levels))
+        thresholds = clipping_thresholds(chosen, unmoved, self.plan.levels)
+        return torch.from_numpy(np.minimum(thresholds * (bound / unmoved), bound))
 
     def _larger(self, step: int, indices: _Indices, norms: _Norms) -> bool:
         """Whether an example may have added more to this step than was charged just before."""
         assert self.norms is not None
         bound = self.plan.phase(step).max_grad_norm
-        added = np.where(np.isfinite(norms), np.minimum(norms, bound), 0.0)
-        charged = np.nan_to_num(self.norms[indices - self.shards.first], nan=bound)
+        own = np.asarray(self._bounds(step, torch.from_numpy(indices), bound))
+        added = np.where(np.isfinite(norms), np.minimum(norms, own), 0.0)
+        charged = np.fmin(self.norms[indices - self.shards.first], own)  # own where there is none
         return bool((added > charged * (1 + _ROUNDING) + _ROUNDING**2 * bound).any())

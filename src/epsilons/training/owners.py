@@ -129,6 +129,7 @@ def unit_of(
         ids=names,
         groups={column: _of_owners(labels, owned) for column, labels in examples.groups.items()},
         digests=None if digests is None else owned.combined_digests(digests),
+        budgets=_of_first(examples.budgets, owned),
     )
     if most == 1:
         return Unit(*given, persons, micro_batch, given, owner)
@@ -145,6 +146,13 @@ def numbered_owners(examples: Examples) -> tuple[NDArray[Any], NDArray[np.int64]
     number = np.empty(len(order), dtype=np.int64)
     number[order] = np.arange(len(order))
     return names[order], number[inverse]
+
+
+def _of_first(
+    column: NDArray[np.float64] | None, owned: OwnedRecords
+) -> NDArray[np.float64] | None:
+    """(owners,): what the first record of each owner has, as all of them do."""
+    return None if column is None else column[owned._rows[:, 0].numpy()]
 
 
 def _of_owners(labels: NDArray[Any], owned: OwnedRecords) -> NDArray[Any]:

@@ -53,6 +53,11 @@ def begin_run(
     `own_steps`: whether steps are `private_step`'s, whose noise is on a grid, with so many
     `shards`. All `ranks` look, and rank 0 makes the folder.
     """
+    if shards < ranks.count:
+        raise ValueError(
+            f"shards={shards}, and there are {ranks.count} processes; expected at least one for "
+            "each"
+        )
     names = named(examples, plan, train)
     sizes = pass_sizes(plan, micro_batch, shards) if own_steps else set()
     every = ranks.together(
@@ -61,6 +66,8 @@ def begin_run(
         )
     )
     count = sum(p.numel() for p in trainable(model).values()) if own_steps else None
+    if count is not None and plan.adaptive is not None:
+        count *= 4  # in units of the bound the grid may be twice as coarse as at the first: 2√d
     digested = with_digests(names, train, ranks)
     run: Run | None = None
 

@@ -105,11 +105,12 @@ def shards_of(plan: Plan, count: int, owners: NDArray[Any] | None, ranks: Ranks)
 def given_shards(shards: int | None, ranks: int, plan: Plan) -> int:
     """How many shards a run begins with: by default as many as there are processes."""
     count = ranks if shards is None else shards
-    if count < ranks:
+    if ranks > 1 and plan.budgets:
         raise ValueError(
-            f"shards={shards}, and there are {ranks} processes; expected at least one for each"
+            f"budgets={plan.budgets} are kept by the process that has the journal, and there are "
+            f"{ranks} processes; train in one"
         )
-    if count > 1 and plan.noise_std == 0:
+    if max(count, ranks) > 1 and plan.noise_std == 0:
         raise ValueError(
             "clipping='none' has no noise, and so no grid on which shards are added; train in one "
             "process"

@@ -23,6 +23,7 @@ from epsilons.gradients.norms import (
     check_loss_fn,
     clipped_pass,
     example_count,
+    examples,
     trainable,
 )
 from epsilons.noise.grid import Noise
@@ -63,6 +64,11 @@ def private_step(
     """
     if isinstance(plan, Plan):
         expect_drawn_together(plan, "this step would clip each record by itself")
+        if plan.adaptive is not None:
+            raise ValueError(
+                "the plan's clip bound adapts, and a single step doesn't know where it is; use "
+                "PrivateTraining, fit or `epsilons train`"
+            )
     return taken_step(
         model, optimizer, loss_fn, batch, plan, noise=noise, bounds=bounds, micro_batch=micro_batch
     ).norms
@@ -133,6 +139,20 @@ def apply(model: nn.Module, optimizer: torch.optim.Optimizer, noisy: dict[str, T
     for name, parameter in trainable(model).items():
         parameter.grad = noisy[name].to(parameter)
     optimizer.step()
+
+
+def without_out(
+    indices: Tensor, batch: Any, bounds: float | Tensor
+) -> tuple[Tensor, Any, float | Tensor]:
+    """Without the examples whose bound is 0: they are out, and add exactly nothing.
+
+    Everything else of the step is as it was: noise, divisor, coins.
+    """
+    kept = torch.nonzero(torch.as_tensor(bounds) > 0).flatten()
+    if batch is None or len(kept) == len(indices):
+        return indices, batch, bounds
+    some = examples(batch, kept) if len(kept) else None
+    return indices[kept], some, torch.as_tensor(bounds)[kept]
 
 
 def pass_examples(
@@ -244,6 +264,11 @@ def _with_room(bounds: Bounds, plan: Plan | Phase, size: int) -> float | Tensor:
             f"a bound exceeds max_grad_norm={plan.max_grad_norm}, which the plan charges for"
         )
     charge = Margin(parameters=size).room(plan)
+    if least == 0:
+        raise ValueError(
+            "a bound is 0: that example is out. Leave it out of the batch, so that it adds exactly "
+            "nothing: kept = indices[journal.bounds(step, indices) > 0]"
+        )
     if least < charge:
         raise ValueError(
             f"a bound is below the rounding of the noise's grid for {size} parameters; "

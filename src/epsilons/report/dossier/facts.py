@@ -156,6 +156,11 @@ class Facts:
         }  # fmt: skip
         whose = "person's summed" if self._person else "per-example"
         changes = f", changed in {len(plan.phases)} later phases" if plan.phases else ""
+        if plan.adaptive is not None:
+            changes = (
+                f"; C moves every {plan.adaptive.update_every} steps by a count of unclipped "
+                f"examples, released with noise of {plan.adaptive.unclipped_num_std:g}"
+            )
         return (
             f"DP-SGD: Poisson sampling with rate {plan.sample_rate:.4g}, each {whose} gradient "
             f"{clipping.get(plan.clipping, plan.clipping)} (C = {plan.max_grad_norm:g}), Gaussian "
