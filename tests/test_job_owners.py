@@ -81,6 +81,7 @@ def test_a_csv_of_visits_is_trained_and_stated_per_patient(folder, typed):
     assert (code, "no record of 'v1'" in err) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on(folder, typed, monkeypatch):
     monkeypatch.chdir(folder)
     settings = Settings.read("visits.toml")

@@ -75,8 +75,11 @@ def test_phases_are_tables(file):
         (["take=true"], "take = True: input should be a valid number"),
         (["seed=-1"], "seed = -1: input should be greater than or equal to 0"),
         (["epochs=0"], "epochs = 0: input should be greater than 0"),
-        (["max_grad_norm=0"], "max_grad_norm = 0: expected a number > 0, or 'median'"),
-        (["max_grad_norm=mean"], "max_grad_norm = 'mean': expected a number > 0, or 'median'"),
+        (["max_grad_norm=0"], "max_grad_norm = 0: expected a number > 0, 'median' or 'adaptive'"),
+        (
+            ["max_grad_norm=mean"],
+            "max_grad_norm = 'mean': expected a number > 0, 'median' or 'adaptive'",
+        ),
         (["phase=[{first_step=2, noise_multiplier=true}]"], "phase.0.noise_multiplier = True"),
     ],
 )

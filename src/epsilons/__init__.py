@@ -5,6 +5,7 @@ Here are the names that need no torch; `epsilons.training` has the others.
 
 from importlib.metadata import version
 
+from epsilons.accounting.adaptive import AdaptiveClipping
 from epsilons.accounting.calibrate import least_noise
 from epsilons.accounting.individual import individual_epsilons
 from epsilons.accounting.margins import Margin
@@ -21,6 +22,7 @@ __version__ = version("epsilons")
 """The version of this package, as `epsilons --version` prints it."""
 
 __all__ = [
+    "AdaptiveClipping",
     "Epsilons",
     "Examples",
     "Journal",

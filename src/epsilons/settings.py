@@ -11,11 +11,13 @@ import math
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from epsilons.accounting.adaptive import AdaptiveClipping
 from epsilons.accounting.composition import NOTHING, Releases
 from epsilons.accounting.plan import Clipping, NormStorage, Plan, Rounding, Schedule, Unit
 from epsilons.accounting.sums import Sums
@@ -25,6 +27,7 @@ DATA_KEYS = (
     "target", "id", "owner", "groups", "ignore", "ranges", "categories", "classes",
     "learn_encoding", "test_file", "test_share", "size", "task", "balanced", "data_seed",
 )  # fmt: skip
+ADAPTIVE_KEYS = tuple(field.name for field in fields(AdaptiveClipping))
 _PLAN_KEYS = (
     "delta", "batch_size", "sample_rate", "epochs", "steps", "refreshes_per_epoch",
     "refresh_every", "refresh_schedule", "clipping", "rounding", "levels", "sums",
@@ -41,8 +44,9 @@ def _unquoted(value: object) -> object:
 
 def _bound(value: object) -> object:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value != "median" and not (number and 0 < value < math.inf):  # type: ignore[operator]
-        raise ValueError("expected a number > 0, or 'median'")
+    named = value in ("median", "adaptive")
+    if not named and not (number and 0 < value < math.inf):  # type: ignore[operator]
+        raise ValueError("expected a number > 0, 'median' or 'adaptive'")
     return value
 
 
@@ -101,9 +105,16 @@ class Settings(BaseModel):
     epsilon: Number | None = Field(None, gt=0)
     noise_multiplier: Number | None = Field(None, gt=0)
     delta: Number = Field(gt=0, lt=1)
-    max_grad_norm: Annotated[float | Literal["median"], BeforeValidator(_bound)]
+    max_grad_norm: Annotated[float | Literal["median", "adaptive"], BeforeValidator(_bound)]
     median_epsilon: Number = Field(0.1, gt=0)
     median_delta: Number = Field(1e-5, gt=0, lt=1)
+    initial_clipbound: Number | None = Field(None, gt=0)
+    target_unclipped_quantile: Number | None = Field(None, gt=0, lt=1)
+    clipbound_learning_rate: Number | None = Field(None, gt=0)
+    min_clipbound: Number | None = Field(None, gt=0)
+    max_clipbound: Number | None = Field(None, gt=0)
+    unclipped_num_std: Number | None = Field(None, gt=0)
+    update_every: Whole | None = Field(None, gt=0)
     batch_size: Number | None = Field(None, gt=0)
     sample_rate: Number | None = Field(None, gt=0, le=1)
     epochs: Number | None = Field(None, gt=0)
@@ -164,6 +175,7 @@ class Settings(BaseModel):
         except ValidationError as error:
             raise ValueError(f"{where}: {'; '.join(map(_sentence, error.errors()))}") from None
         settings._check_noise(where)
+        settings._check_adaptive(where)
         return settings
 
     def _check_noise(self, where: str) -> None:
@@ -189,6 +201,22 @@ class Settings(BaseModel):
                 f"({', '.join(self.budgets)}) each record has"
             )
 
+    def _check_adaptive(self, where: str) -> None:
+        given = [key for key in ADAPTIVE_KEYS if getattr(self, key) is not None]
+        if self.max_grad_norm != "adaptive" and given:
+            raise ValueError(f"{where}: {given[0]} goes with max_grad_norm = 'adaptive'")
+        for key in ("initial_clipbound", "unclipped_num_std"):
+            if self.max_grad_norm == "adaptive" and key not in given:
+                raise ValueError(f"{where}: max_grad_norm = 'adaptive' needs {key}")
+
+    def adaptive(self) -> AdaptiveClipping | None:
+        """How the clip bound moves; None if it stays."""
+        if self.max_grad_norm != "adaptive":
+            return None
+        given = {key: getattr(self, key) for key in ADAPTIVE_KEYS}
+        known = {key: value for key, value in given.items() if value is not None}
+        return AdaptiveClipping(**known)
+
     def plan(
         self,
         n: int,
@@ -204,6 +232,7 @@ class Settings(BaseModel):
         """
         constants = {key: getattr(self, key) for key in _PLAN_KEYS}
         constants["max_grad_norm"] = self.max_grad_norm if bound is None else bound
+        constants["adaptive"] = self.adaptive()
         constants["clip_bound_mu"] = clip_bound.mu
         constants["clip_bound_distance"] = clip_bound.distance
         constants["reserve_mu"], constants["reserve_distance"] = reserve.mu, reserve.distance

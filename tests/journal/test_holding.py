@@ -100,7 +100,8 @@ class Story:
 
     @staticmethod
     def key(norm, phase):
-        return (repr(float(norm)), phase.sample_rate, phase.noise_std, phase.max_grad_norm)
+        constants = phase.sample_rate, phase.noise_std, phase.max_grad_norm, phase.beside
+        return repr(float(norm)), *constants
 
     def found(self, example, hold, *, sampled=True):
         rows = list(self.journal.histories(3, sampled=sampled, hold=hold))

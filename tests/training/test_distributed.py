@@ -325,6 +325,7 @@ def test_the_command_line_goes_on_when_torchrun_starts_its_processes_again(tmp_p
     assert re.findall(r"exitcode +: (\d+)", talk) == ["2", "2"]
 
 
+@pytest.mark.slow
 def test_more_processes_than_shards_become_the_shards_of_a_run(tmp_path):
     """What was charged ahead, up to the refresh at 16, is charged again: the bits are others."""
     for secret in (0, 1):

@@ -15,6 +15,7 @@ from epsilons.gradients import gradient_norms
 from epsilons.gradients.groups import group_loss, grouped
 from epsilons.noise import SeededNoise
 from epsilons.training import PoissonLoader, PrivateTraining, correct_class, own_part, private_step
+from epsilons.training.identity import difference, identity, record_digests
 from epsilons.training.owners import unit_of
 from epsilons.training.step import clipped_sum, taken_step
 
@@ -195,8 +196,6 @@ def test_the_digest_of_an_owner_does_not_depend_on_the_order_of_the_records():
     order = np.random.default_rng(0).permutation(60)
     shuffled = TensorDataset(*(t[order] for t in data().tensors))
     people = Examples(ids=order, owners=np.array(NAMES)[order])
-    from epsilons.training.identity import record_digests
-
     one, other = (
         unit_of(per_person(), train, LOSS, its)
         for train, its in ((data(), PEOPLE), (shuffled, people))
@@ -275,3 +274,16 @@ def test_the_plan_of_a_journal_says_whom_it_is_about(tmp_path):
     assert Plan.from_dict(fields) == per_person()
     del fields["unit"]  # a plan from before there was a choice
     assert Plan.from_dict(fields).per == "record"
+
+
+def test_a_run_that_an_earlier_version_began_is_gone_on_with():
+    """Fields that it didn't know are part of what makes two calls the same run if they are set."""
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    names = {
+        the_plan.unit: identity(the_plan, model, optimizer, data(), PEOPLE)
+        for the_plan in (plan(), plan(unit="owner", max_records_per_owner=1))
+    }
+    assert not {"plan unit", "plan adaptive"} & names["record"].keys()
+    assert names["owner"]["plan unit"] == '"owner"'
+    assert difference(names["record"], names["owner"], besides="").startswith("plan max_records")

@@ -44,7 +44,14 @@ CASES = {
     "phases": dict(phases=((5, {"noise_multiplier": 1.5}), (8, {"batch_size": 30}))),
     "adam": dict(),
     "followed": dict(),
-}
+    "adaptive": dict(
+        clipping="individual", max_grad_norm="adaptive",
+        adaptive=dict(
+            initial_clipbound=0.7, unclipped_num_std=2.0, clipbound_learning_rate=0.5,
+            update_every=3,
+        ),
+    ),
+}  # fmt: skip
 
 
 def trained_together(out, case, shards, seed=5):

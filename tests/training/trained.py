@@ -96,7 +96,17 @@ def secret_child(out, seconds):
     long_run(out, seed=None)
 
 
-KINDS = ("open", "identity", "refresh", "charge", "restart", "sampled", "followed", "random")
+KINDS = (
+    "open",
+    "identity",
+    "refresh",
+    "charge",
+    "restart",
+    "sampled",
+    "followed",
+    "random",
+    "clip_bound",
+)
 
 
 def entries(run):

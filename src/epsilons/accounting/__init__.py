@@ -1,5 +1,6 @@
 """From norms to ε: NumPy, SciPy and Numba only."""
 
+from epsilons.accounting.adaptive import AdaptiveClipping, gradient_multiplier
 from epsilons.accounting.calibrate import least_noise
 from epsilons.accounting.composition import NOTHING, Releases, composed_epsilon
 from epsilons.accounting.histories import clipping_thresholds
@@ -15,6 +16,7 @@ __all__ = [
     "DEFAULT_ORDERS",
     "HOLDS",
     "NOTHING",
+    "AdaptiveClipping",
     "Epsilons",
     "Hold",
     "Margin",
@@ -23,6 +25,7 @@ __all__ = [
     "clipping_thresholds",
     "composed_epsilon",
     "epsilons_from_blocks",
+    "gradient_multiplier",
     "held",
     "individual_epsilons",
     "least_noise",

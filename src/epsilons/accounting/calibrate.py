@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from epsilons.accounting import checks
+from epsilons.accounting.adaptive import step_multiplier
 from epsilons.accounting.composition import NOTHING, Releases, composed_epsilon
 from epsilons.accounting.individual import METHODS, Method
 from epsilons.accounting.rdp import DEFAULT_ORDERS
@@ -23,14 +24,18 @@ def least_noise(
     delta: float,
     method: Method = "tight",
     releases: Releases = NOTHING,
+    counts: int = 0,
+    beside: float = 0.0,
 ) -> float:
     """The least noise multiplier with which `steps` steps cost at most `epsilon` at `delta`.
 
     `epsilon`: the target, > 0. `sample_rate`: probability p with which an example is drawn, in
     [0, 1]. `steps`: a whole number ≥ 0. `delta`: δ in (0, 1). `method`: the accountant, `"tight"`
     (the default), `"rdp"` or `"rdp-classic"`. With `releases`, such as that of a clip bound, they
-    and the steps together meet the target. The result is a ratio to the clip bound; times it, the
-    standard deviation `noise_std`. ValueError if no noise is enough, and for values out of range.
+    and the steps together meet the target. `counts` of the steps release a count beside their
+    gradient, which one example moves by `beside` standard deviations of its noise. The result is a
+    ratio to the clip bound; times it, the standard deviation `noise_std`. ValueError if no noise is
+    enough, and for values out of range.
 
     Guarantee: the ε of the returned noise, by the same method, is never above the target; the
     noise is within 1e-7 relative of the least. Nothing is released with p = 0 or no steps: 0.
@@ -46,7 +51,14 @@ def least_noise(
     checks.one_of("method", method, METHODS)
     if p == 0 or steps == 0:
         return 0.0
-    alone = composed_epsilon([], [], [], delta, method=method, releases=releases)
+    checks.whole("counts", counts, 0)
+    if counts > steps:
+        raise ValueError(f"counts={counts}; expected at most one in each of {steps} steps")
+    if not beside:
+        counts = 0  # they release nothing
+    alone = composed_epsilon(
+        1 / beside if counts else 1.0, p, counts, delta, method=method, releases=releases
+    )
     if alone >= target:
         raise ValueError(
             f"epsilon={target:g} at delta={delta:g} can't be met: the clip bound alone costs "
@@ -55,9 +67,12 @@ def least_noise(
 
     from scipy.optimize import brentq  # here, since it takes most of a second to load
 
+    times = [steps - counts, counts]
+
     def excess(log_noise: float) -> float:
         noise = math.exp(log_noise)
-        return composed_epsilon(noise, p, steps, delta, method=method, releases=releases) - target
+        each = [noise, step_multiplier(noise, beside)]
+        return composed_epsilon(each, p, times, delta, method=method, releases=releases) - target
 
     enough = 0.0
     while excess(enough) > 0:

@@ -161,12 +161,14 @@ def composed_epsilons(
     delta: float,
     releases: Releases,
     most: Callable[[float], float],
+    beside: ArrayLike = 0.0,
     **how: Any,
 ) -> Epsilons:
     """ε of every example as by `epsilons_from_blocks`, composed with releases that use everyone.
 
-    Constants (rows,): one per row. `most(δ)`: what nobody exceeds, releases of exactly Gaussian
-    noise included; it is asked only to set aside what the noise's distance from that costs.
+    Constants (rows,): one per row; `beside` as there. `most(δ)`: what nobody exceeds, releases of
+    exactly Gaussian noise included; it is asked only to set aside what the noise's distance from
+    that costs.
     """
     inside = delta_within_cap(delta)
     left = releases._delta_left(inside, most)
@@ -175,12 +177,14 @@ def composed_epsilons(
         noise_std = np.append(noise_std, 1 / releases.mu)
         sample_rate = np.append(sample_rate, 1.0)
         max_grad_norm = np.append(max_grad_norm, 1.0)
+        beside = np.append(np.broadcast_to(beside, sample_rate.shape[0] - 1), 0.0)
     found = epsilons_from_blocks(
         blocks,
         noise_std=noise_std,
         sample_rate=sample_rate,
         max_grad_norm=max_grad_norm,
         delta=left,
+        beside=beside,
         **how,
     )
     if left == inside:

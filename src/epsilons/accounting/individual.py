@@ -107,6 +107,7 @@ def epsilons_from_blocks(
     worst_case: float | None = None,
     progress: Callable[[int], None] | None = None,
     processes: int = 1,
+    beside: ArrayLike = 0.0,
 ) -> Epsilons:
     """The same as `individual_epsilons`, from successive groups of examples.
 
@@ -117,7 +118,9 @@ def epsilons_from_blocks(
     step, if it is known; else it is computed from the rows. `progress` is called with the number of
     examples done. `processes`: how many price the blocks, by default this one alone; more are
     started afresh and import the caller's script, as always in Python. ε's depend neither on that,
-    to the last bit, nor on how the examples are divided into blocks. ValueError as there.
+    to the last bit, nor on how the examples are divided into blocks. `beside`: how far everyone
+    moves what the steps of a row release beside the gradient, in standard deviations of its noise,
+    a number or one per row. ValueError as there.
     """
     checks.open_unit("delta", delta)
     checks.one_of("method", method, METHODS)
@@ -132,7 +135,7 @@ def epsilons_from_blocks(
         levels = PAPER_LEVELS if rounding == "nearest" else DEFAULT_LEVELS
     checks.whole("levels", levels, 1)
     checks.whole("processes", processes, 1)
-    phases = _Phases(sample_rate, noise_std, max_grad_norm, levels)
+    phases = _Phases(sample_rate, noise_std, max_grad_norm, beside, levels)
     pricer = _Pricer(phases, delta, method, levels, rounding, clipping)
     found: list[NDArray[np.float64]] = [np.zeros(0)]
     most = np.zeros(phases.count, dtype=np.int64)
@@ -237,19 +240,28 @@ class _Pricer:
 
 
 class _Phases:
-    """The distinct (p, σ, C) of a run, which of them each row has, and (s, p) of their levels."""
+    """The distinct constants of a run, (p, σ, C, beside), and (s, p) of their levels.
+
+    And which of them each row has.
+    """
 
     def __init__(
-        self, sample_rate: ArrayLike, noise_std: ArrayLike, max_grad_norm: ArrayLike, levels: int
+        self,
+        sample_rate: ArrayLike,
+        noise_std: ArrayLike,
+        max_grad_norm: ArrayLike,
+        beside: ArrayLike,
+        levels: int,
     ) -> None:
         facts = (
             checks.probability("sample_rate", sample_rate),
             checks.non_negative("noise_std", noise_std),
             checks.clip_bound("max_grad_norm", max_grad_norm),
+            checks.non_negative("beside", beside),
         )
         if any(fact.ndim > 1 for fact in facts):
             raise ValueError(
-                "sample_rate, noise_std and max_grad_norm must be numbers or one per row; "
+                "sample_rate, noise_std, max_grad_norm and beside must be numbers or one per row; "
                 f"got the shapes {[fact.shape for fact in facts]}."
             )
         self._per_row = any(fact.ndim == 1 for fact in facts)
@@ -262,6 +274,7 @@ class _Phases:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             # A zero norm reveals nothing, even without noise.
             s = np.where(norms == 0, 0.0, norms / distinct[1][:, None])
+        s = np.hypot(s, distinct[3][:, None])
         self.s = s.ravel()
         self.p = np.repeat(distinct[0], levels + 1)
 

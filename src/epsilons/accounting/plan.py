@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
+from epsilons.accounting.adaptive import AdaptiveClipping, count_charge, step_multiplier
 from epsilons.accounting.calibrate import least_noise
 from epsilons.accounting.composition import Releases
 from epsilons.accounting.filters import (
@@ -60,6 +61,10 @@ class Phase:
     deviation of the noise over the clip bound `max_grad_norm`. `batch_size`: the expected one,
     n · `sample_rate`. `max_batch`: the most examples that a step takes. `sums`: the dtype of sums
     over examples.
+
+    Where the clip bound adapts there are two phases at a time, of the steps that release a count of
+    unclipped examples, every `update_every`, and of the others. `unclipped_num_std`: standard
+    deviation of the noise on that count; None without one.
     """
 
     first: int
@@ -70,11 +75,31 @@ class Phase:
     sample_rate: float
     max_batch: int
     sums: Sums
+    update_every: int | None = None
+    unclipped_num_std: float | None = None
+
+    @property
+    def beside(self) -> float:
+        """How far one example moves the released count, in deviations of its noise; 0 without."""
+        return 0.0 if self.unclipped_num_std is None else count_charge(self.unclipped_num_std)
 
     @property
     def noise_std(self) -> float:
         """Standard deviation of the noise on the clipped sum, in units of the gradient."""
         return self.noise_multiplier * self.max_grad_norm
+
+    @property
+    def step_multiplier(self) -> float:
+        """The noise multiplier of gradient and count together."""
+        return step_multiplier(self.noise_multiplier, self.beside)
+
+    def count(self, first: int, end: int) -> int:
+        """How many of the steps `first` to before `end` are of this phase."""
+        first, end = max(first, self.first), min(end, self.end)
+        if self.update_every is None or end <= first:
+            return max(0, end - first)
+        updates = end // self.update_every - first // self.update_every
+        return updates if self.beside else end - first - updates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +162,11 @@ class Plan:
     says nothing about the `worst_case`, which is per record, and makes one per person possible;
     None: nothing is known. With `unit="owner"` it must be given: all passes have room for so many.
 
+    `max_grad_norm="adaptive"`: the bound follows a quantile of the norms, as `adaptive` says, an
+    `AdaptiveClipping` or its fields. The noise stays in proportion to it. `max_grad_norm` is the
+    first bound then, and norms, thresholds and noise of journals are in units in which the bound
+    stays there.
+
     `clip_bound_mu` and `clip_bound_distance`: what it cost to choose `max_grad_norm` by looking at
     the data (`ClipBound.cost.releases`); 0, the default, if it was chosen without. It is part of
     the worst case and of every individual ε.
@@ -176,10 +206,12 @@ class Plan:
     order: float | None = None
     reserve_mu: float = 0.0
     reserve_distance: float = 0.0
+    adaptive: AdaptiveClipping | None = None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             object.__setattr__(self, name, _plain(value))  # numpy's numbers are no JSON
+        self._fill_adaptive()
         _check(_whole(self.n) and self.n >= 1, "n", self.n, "a whole number of examples ≥ 1")
         _check(_bound(self.max_grad_norm), "max_grad_norm", self.max_grad_norm, _A_BOUND)
         if self.clipping == "none":
@@ -218,6 +250,21 @@ class Plan:
         self._check_refreshes()
         self._check_phases()
         self._check_budgets()
+
+    def _fill_adaptive(self) -> None:
+        if isinstance(self.adaptive, Mapping):
+            object.__setattr__(self, "adaptive", AdaptiveClipping(**self.adaptive))
+        given: object = self.max_grad_norm
+        if self.adaptive is None:
+            _check(given != "adaptive", "max_grad_norm", given,
+                   "beside it adaptive=AdaptiveClipping(…): how the bound moves")  # fmt: skip
+            return
+        first = self.adaptive.initial_clipbound
+        _check(given in ("adaptive", first), "max_grad_norm", given,
+               f"'adaptive', or the initial_clipbound of adaptive, {first}")  # fmt: skip
+        object.__setattr__(self, "max_grad_norm", first)
+        _check(self.clipping != "none", "clipping", self.clipping,
+               "'max' or 'individual' with a bound that adapts")  # fmt: skip
 
     def _fill_sampling(self) -> None:
         if self.batch_size is None and self.sample_rate is None:
@@ -318,6 +365,8 @@ class Plan:
                         f"a phase can't change {name!r}; expected {', '.join(_PHASE_CONSTANTS)}"
                     )
                 if name == "max_grad_norm":
+                    _check(self.adaptive is None, "max_grad_norm of a phase", value,
+                           "none where the bound adapts")  # fmt: skip
                     _check(_bound(value), name, value, _A_BOUND)
                 _check(_positive(value), name, value, "a finite number > 0")
             if changes.get("batch_size", 0) > self.n:
@@ -346,6 +395,8 @@ class Plan:
                    "0 without budgets: it is a part of what is promised")  # fmt: skip
             return
         _check(self.clipping != "none", "budgets", given, "none with clipping='none'")
+        _check(self.adaptive is None, "budgets", given,
+               "none with adaptive: they are promised shares of a bound that stays")  # fmt: skip
         if self.clipping == "filtered":
             _check(self.rounding != "nearest", "rounding", self.rounding,
                    "None or 'up': a filter charges the levels that it clips to")  # fmt: skip
@@ -411,9 +462,9 @@ class Plan:
         """What promises and prices take of each of the `all_phases`."""
         return tuple(
             Steps(
-                count=None if self.endless else phase.end - phase.first,
+                count=None if self.endless else phase.count(0, self.steps),
                 sample_rate=phase.sample_rate,
-                noise_multiplier=phase.noise_multiplier,
+                noise_multiplier=phase.step_multiplier,
             )
             for phase in self.all_phases
         )
@@ -447,12 +498,25 @@ class Plan:
             same = now["batch_size"] == self.batch_size
             rate = self.sample_rate if same else now["batch_size"] / self.n
             constants = dict(now, sample_rate=rate, max_batch=batch_cap(self.n, rate))
-            found.append(Phase(first=first, end=max(first, end), sums=self.sums, **constants))
+            phase = Phase(first=first, end=max(first, end), sums=self.sums, **constants)
+            if self.adaptive is not None:
+                phase = dataclasses.replace(phase, update_every=self.adaptive.update_every)
+                noise = self.adaptive.unclipped_num_std
+                found.append(dataclasses.replace(phase, unclipped_num_std=noise))
+            found.append(phase)
         return tuple(found)
 
     def phase(self, step: int) -> Phase:
         """The phase that `step`, counted from 0, belongs to."""
-        return next(phase for phase in reversed(self.all_phases) if phase.first <= step)
+        return next(
+            phase
+            for phase in reversed(self.all_phases)
+            if phase.first <= step and bool(phase.beside) == self._counts(step)
+        )
+
+    def _counts(self, step: int) -> bool:
+        """Whether `step` releases a count of unclipped examples."""
+        return self.adaptive is not None and self.adaptive.updates(step)
 
     @cached_property
     def refresh_steps(self) -> tuple[int, ...]:
@@ -548,7 +612,7 @@ class Plan:
             raise ValueError("a plan of unknown length has a worst case only after given steps")
         taken = self.steps if steps is None else steps
         if isinstance(taken, int | np.integer):
-            taken = [max(0, min(p.end, taken) - p.first) for p in self.all_phases]
+            taken = [p.count(0, int(taken)) for p in self.all_phases]
         counted = [
             dataclasses.replace(one, count=int(count))
             for one, count in zip(self.promised_steps, taken, strict=True)
@@ -586,6 +650,8 @@ class Plan:
             delta=draft.delta,
             method=method,
             releases=draft.releases,
+            counts=sum(p.count(0, draft.steps) for p in draft.all_phases if p.beside),
+            beside=max(p.beside for p in draft.all_phases),
         )
         return dataclasses.replace(draft, noise_multiplier=noise) if noise else draft
 
@@ -637,7 +703,7 @@ class Plan:
     def _expect_one_length(self, who: str) -> None:
         if self.endless:
             raise ValueError(f"{who} needs steps or epochs: noise depends on the length")
-        if len(self.all_phases) > 1:
+        if self.phases:
             raise ValueError(
                 f"{who} finds one noise for the whole run; "
                 "with phases, give noise_multiplier and look at worst_case()"
@@ -672,12 +738,12 @@ class Plan:
             dp.SelfComposedDpEvent(
                 dp.PoissonSampledDpEvent(
                     phase.sample_rate,
-                    dp.GaussianDpEvent(phase.noise_multiplier / self.largest_share),
+                    dp.GaussianDpEvent(phase.step_multiplier / self.largest_share),
                 ),
-                phase.end - phase.first,
+                phase.count(0, self.steps),
             )
             for phase in self.all_phases
-            if phase.end > phase.first
+            if phase.count(0, self.steps)
         ]
         if self.releases.mu:
             events.append(dp.GaussianDpEvent(1 / self.releases.mu))

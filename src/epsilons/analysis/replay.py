@@ -47,6 +47,7 @@ class Replay:
             sample_rate=self.sample_rate,
             noise_std=self.noise_std,
             max_grad_norm=self.bound,
+            beside=np.zeros(len(self.bound)),
             delta=self.plan.delta,
             method=method,
             levels=self.plan.levels,
@@ -139,6 +140,8 @@ def from_norms(
     starts: NDArray[np.integer] | NDArray[np.floating],
 ) -> Replay:
     """A replay whose rows (rows, m) begin at the given steps of the plan."""
+    if plan.adaptive is not None:
+        raise ValueError("a run whose clip bound adapts can't be replayed otherwise")
     phases = [plan.phase(int(start)) for start in starts]
     return Replay(
         plan=plan,

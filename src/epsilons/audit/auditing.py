@@ -176,8 +176,8 @@ def audit(
     `run`: one whose prices are computed again from its journal. `collate_fn`: as for a
     `DataLoader`. `seed`: of canaries, coins and noise, for tests; by default all are secret.
     `progress(share, what)` is called now and then. ValueError for a plan that claims nothing
-    (`clipping="none"`), has no last step, budgets or `unit="owner"`, and in a job of several
-    processes.
+    (`clipping="none"`), has no last step, budgets, `unit="owner"` or a clip bound that adapts, and
+    in a job of several processes.
     """
     check_data_set("train", train)
     _check(plan, seconds, canaries)
@@ -229,6 +229,11 @@ def _check(plan: Plan, seconds: float, canaries: int) -> None:
         raise ValueError(
             "unit='owner': planted examples are records, not persons with several; audit the same "
             "plan with unit='record'"
+        )
+    if plan.adaptive is not None:
+        raise ValueError(
+            "max_grad_norm='adaptive': planted examples have norms that are prescribed for one "
+            "bound; audit the same plan with a bound that stays"
         )
     if (count := joined().count) > 1:
         raise ValueError(f"an audit is made by one process, and this job has {count}; start one")

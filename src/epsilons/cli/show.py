@@ -13,6 +13,7 @@ from epsilons.accounting.promises import Promise
 from epsilons.accounting.results import Epsilons, small_bound
 from epsilons.accounting.sums import NOT_COVERED
 from epsilons.examples import Examples
+from epsilons.journal.run_entries import clip_moves
 from epsilons.release import meaningful, person_worst_case, persons, releases_of
 from epsilons.runs import Run
 
@@ -104,6 +105,18 @@ def sums_line(run: Run) -> list[str]:
     """What the guarantee leaves out of the arithmetic; nothing if nothing."""
     covered = run.journal.sums_covered or run.plan.kind == "none"
     return [] if covered else [f"arithmetic      {NOT_COVERED}"]
+
+
+def bound_line(run: Run) -> list[str]:
+    """Where a clip bound that adapts is now; public, as its course is."""
+    if run.plan.adaptive is None:
+        return []
+    moves = clip_moves(run.journal)
+    now = moves[-1].bound if moves else run.plan.max_grad_norm
+    return [
+        f"clip bound      {now:.4g} now, adaptive from {run.plan.max_grad_norm:.4g} in "
+        f"{len(moves)} moves; each is part of the worst case"
+    ]
 
 
 def parts_line(run: Run, until: int | None = None) -> list[str]:

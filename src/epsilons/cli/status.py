@@ -11,6 +11,7 @@ from rich.console import Console
 from epsilons.accounting.printed import epsilon_text
 from epsilons.cli.show import (
     PRIVATE,
+    bound_line,
     owner_lines,
     parts_line,
     person_line,
@@ -50,6 +51,7 @@ def status(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> N
         *parts_line(opened, until=plan.steps),
         *promise_lines(opened),
         person_line(opened),
+        *bound_line(opened),
         f"randomness      {journal.randomness}",
         *sums_line(opened),
         f"chain           OK, {verified.entries} entries{sealed}",

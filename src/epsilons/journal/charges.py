@@ -23,7 +23,7 @@ def append_charge(chain: Chain, plan: Plan, first: int, last: int, *, anchored: 
         raise ValueError(f"steps {first} to {last} don't follow the {charged} charged so far")
     if not plan.endless and last >= plan.steps:
         raise ValueError(f"step {last} is beyond the plan's {plan.steps} steps")
-    if plan.phase(first) != plan.phase(last):
+    if plan.phase(first).count(first, last + 1) != last + 1 - first:
         raise ValueError(f"steps {first} to {last} are of two phases; charge them apart")
     if any(plan.refresh_due(step) for step in range(first + 1, last + 1)):
         raise ValueError(f"steps {first} to {last} cross a refresh; charge them apart")
@@ -111,7 +111,7 @@ def charged_counts(
 ) -> tuple[int, ...]:
     """How many steps were paid for in each of the plan's `all_phases`; see `Journal.charged`."""
     phases, done = plan.all_phases, steps_charged(chain) if at is None else at
-    counts = [max(0, min(p.end, until or 0) - max(p.first, done)) for p in phases]
+    counts = [p.count(done, until or 0) for p in phases]
     for entry in chain.entries("charge"):
         first, last = entry.facts["first"], entry.facts["last"]
         counts[phases.index(plan.phase(first))] += last + 1 - first
@@ -159,9 +159,14 @@ def current_refreshes(chain: Chain) -> list[Entry]:
 
 
 def phase_constants(phase: Phase) -> dict[str, float]:
-    """Sample rate, noise and clip bound of a phase, as in entries "charge" and "refresh"."""
+    """Sample rate, noise and clip bound of a phase, as in entries "charge" and "refresh".
+
+    With `beside`, where its steps release a count beside the gradient.
+    """
+    counted = {"beside": phase.beside} if phase.beside else {}
     return {
         "sample_rate": phase.sample_rate,
         "noise_std": phase.noise_std,
         "bound": phase.max_grad_norm,
+        **counted,
     }

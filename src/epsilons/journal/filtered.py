@@ -173,11 +173,12 @@ def filtered_histories(
 
 
 def filtered_constants(chain: Chain, plan: Plan) -> Constants:
-    """Sample rate, noise and clip bound (segments,) of the rows of `filtered_histories`."""
+    """Sample rate, noise, clip bound, `beside` (segments,) of the rows of `filtered_histories`."""
     found = segments(chain, plan)
     phases = [plan.all_phases[s.phase] for s in found] or [plan.phase(0)]
     return Constants(
         np.array([phase.sample_rate for phase in phases]),
         np.array([phase.noise_std for phase in phases]),
         np.array([phase.max_grad_norm for phase in phases]),
+        np.array([phase.beside for phase in phases]),
     )

@@ -1,9 +1,10 @@
 """The intervals of steps between refreshes, and which norm holds for how many steps of each.
 
-An interval starts at a refresh (norms of all examples), at a restart and where sample rate, noise
-or clip bound change. Records for its steps are the refresh before it, the norms of examples that
-were sampled in it, and the refresh after it; `accounting.holding` says which of them a step is
-charged. Nothing holds across a restart: the steps that it undid led to other models.
+An interval starts at a refresh (norms of all examples), at a restart and where sample rate, noise,
+clip bound or what is released beside the gradient change. Records for its steps are the refresh
+before it, the norms of examples that were sampled in it, and the refresh after it;
+`accounting.holding` says which of them a step is charged. Nothing holds across a restart: the steps
+that it undid led to other models.
 
 Steps are counted here as they were charged, from 0: a step that is charged again after a restart
 counts again. This count is called the charged step.
@@ -34,6 +35,7 @@ class Intervals(NamedTuple):
     sample_rate: NDArray[np.float64]  # (intervals,)
     noise_std: NDArray[np.float64]  # (intervals,)
     bound: NDArray[np.float64]  # (intervals,)
+    beside: NDArray[np.float64]  # (intervals,) as in `Phase`
     steps: int  # charged steps of all intervals together
 
     @property

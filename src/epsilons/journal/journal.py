@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from epsilons.accounting.margins import Margin
 from epsilons.accounting.plan import Plan
 from epsilons.accounting.promises import Promise
-from epsilons.journal import assumptions, charges, norm_records
+from epsilons.journal import assumptions, charges, clip_course, norm_records
 from epsilons.journal.assumptions import Random
 from epsilons.journal.chain import Chain
 from epsilons.journal.filtered import Filter, filtered_bounds
@@ -302,6 +302,7 @@ class Journal(PricedRecords):
         """
         entries, sealed = self.check()
         with undamaged(self.path):
+            clip_course.moves(self._chain, self.plan)
             epsilons = self.epsilons()
             check_promises(self._chain, self._opening, epsilons)
             return Verified(entries, self.steps_charged, sealed, epsilons)

@@ -25,6 +25,7 @@ from epsilons.journal.charges import (
     refresh_in_force,
     steps_charged,
 )
+from epsilons.journal.clip_course import bound_at, moves
 from epsilons.journal.intervals import (
     Intervals,
     SampledNorms,
@@ -45,12 +46,14 @@ SomeKind = Literal["sampled", "followed"]
 class Constants(NamedTuple):
     """What holds for the steps that each row of norms stands for: arrays (rows,).
 
-    `sample_rate`, `noise_std` (in units of the gradient) and clip `bound`.
+    `sample_rate`, `noise_std` (in units of the gradient) and clip `bound`; `beside`: how far an
+    example moves what is released beside the gradient, in standard deviations of its noise.
     """
 
     sample_rate: NDArray[np.float64]
     noise_std: NDArray[np.float64]
     bound: NDArray[np.float64]
+    beside: NDArray[np.float64]
 
 
 def append_all(chain: Chain, opening: Opening, step: int, norms: ArrayLike) -> None:
@@ -145,10 +148,14 @@ def clip_bounds(
     """
     plan = opening.plan
     chosen = np.asarray(indices, dtype=np.int64)
-    bound = np.inf if plan.clipping == "none" else plan.phase(step).max_grad_norm
+    unit = np.inf if plan.clipping == "none" else plan.phase(step).max_grad_norm
     refresh = refresh_in_force(chain, step) if plan.clipping == "individual" else None
     norms = None if refresh is None else norms_of_all(chain, opening, refresh)[chosen]
-    return scaled_bounds(opening.promised, chosen, norms, bound, plan.levels)
+    found = scaled_bounds(opening.promised, chosen, norms, unit, plan.levels)
+    if plan.adaptive is None:
+        return found
+    bound = bound_at(plan, moves(chain, plan), step)
+    return np.minimum(found * (bound / unit), bound)
 
 
 def refresh_intervals(chain: Chain, plan: Plan) -> Intervals:
@@ -159,6 +166,7 @@ def refresh_intervals(chain: Chain, plan: Plan) -> Intervals:
     for entry in chain.entries("refresh", "charge", "restart"):
         if entry.kind == "charge":
             constants = {k: entry.facts[k] for k in ("sample_rate", "noise_std", "bound")}
+            constants["beside"] = entry.facts.get("beside", 0.0)
             if starts or constants != found[-1].constants:
                 number, at = None, NEVER
                 if refreshes:
@@ -178,7 +186,8 @@ def refresh_intervals(chain: Chain, plan: Plan) -> Intervals:
             starts = True
             open_from = len(found)
     if not found:
-        found.append(_Interval(None, NEVER, 0, phase_constants(plan.phase(0))))
+        constants = {"beside": 0.0, **phase_constants(plan.phase(0))}
+        found.append(_Interval(None, NEVER, 0, constants))
     return Intervals(
         entry=tuple(one.entry for one in found),
         at=np.array([one.at for one in found], dtype=np.int64),
@@ -188,6 +197,7 @@ def refresh_intervals(chain: Chain, plan: Plan) -> Intervals:
         sample_rate=np.array([one.constants["sample_rate"] for one in found]),
         noise_std=np.array([one.constants["noise_std"] for one in found]),
         bound=np.array([one.constants["bound"] for one in found]),
+        beside=np.array([one.constants["beside"] for one in found]),
         steps=charged_step,
     )
 
@@ -228,7 +238,12 @@ def row_constants(
     intervals, chosen = refresh_intervals(chain, plan), chosen_examples(plan.n, only)
     most = _most_sampled(chain, intervals, sampled, chosen)
     row = row_intervals(intervals, most, _as_clipped(plan, hold))
-    return Constants(intervals.sample_rate[row], intervals.noise_std[row], intervals.bound[row])
+    return Constants(
+        intervals.sample_rate[row],
+        intervals.noise_std[row],
+        intervals.bound[row],
+        intervals.beside[row],
+    )
 
 
 def _as_clipped(plan: Plan, hold: Hold) -> Hold:

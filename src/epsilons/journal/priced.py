@@ -101,7 +101,7 @@ class PricedRecords:
     def constants(
         self, *, sampled: bool = True, only: ArrayLike | None = None, hold: Hold = "nearest"
     ) -> Constants:
-        """Sample rate, noise and clip bound (rows,) of the rows of `histories`.
+        """Sample rate, noise, clip bound and `beside` (rows,) of the rows of `histories`.
 
         With the same `sampled`, `only` and `hold`. The noise is `noise_std`, in units of the
         gradient.

@@ -160,6 +160,7 @@ def _priced(
             sample_rate=constants.sample_rate,
             noise_std=constants.noise_std,
             max_grad_norm=constants.bound * share,
+            beside=constants.beside,
             rounding=plan.rounding,
             clipping=plan.clipping,
             progress=_after(progress, before),
@@ -239,6 +240,7 @@ def followed_epsilons(
             sample_rate=intervals.sample_rate[row],
             noise_std=intervals.noise_std[row],
             max_grad_norm=intervals.bound[row] * share,
+            beside=intervals.beside[row],
             rounding=plan.rounding,
             **how,
         )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from epsilons.journal import charges
+from epsilons.journal import charges, clip_course
+from epsilons.journal.clip_course import Move
 from epsilons.journal.journal import Journal
 from epsilons.journal.norm_records import SomeKind
 from epsilons.journal.opening import Opening
@@ -56,6 +57,21 @@ def outcomes(journal: Journal) -> tuple[bytes, bytes] | None:
 def phase_end(journal: Journal, step: int) -> int:
     """The step before which the phase of `step` ends; earlier, where steps of it were repeated."""
     return charges.phase_end(journal._chain, journal.plan, step)
+
+
+def record_move(journal: Journal, step: int, released: float) -> None:
+    """Record the noisy count that the charged `step` released; see `clip_course.append_move`."""
+    clip_course.append_move(journal._chain, journal.plan, step, released)
+
+
+def clip_bound(journal: Journal, step: int) -> float:
+    """The clip bound of `step`, as far as the journal has its course."""
+    return clip_course.bound_at(journal.plan, clip_moves(journal), step)
+
+
+def clip_moves(journal: Journal) -> list[Move]:
+    """The course of a clip bound that adapts, which is public: from which step on it is what."""
+    return clip_course.moves(journal._chain, journal.plan)
 
 
 def turns(journal: Journal) -> tuple[int, ...]:

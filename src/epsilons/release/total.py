@@ -178,7 +178,7 @@ class CombinedRuns:
         if len(self.runs) == 1:
             return self.runs[0].journal.worst_case(self.method, delta=delta, releases=beside)
         phases = [
-            (phase, count, phase.noise_multiplier / run.plan.largest_share)
+            (phase, count, phase.step_multiplier / run.plan.largest_share)
             for run in self.runs
             for phase, count in zip(run.plan.all_phases, run.journal.charged(), strict=True)
             if count
@@ -237,6 +237,7 @@ class CombinedRuns:
             sample_rate=np.concatenate([of_run.sample_rate for of_run in constants]),
             noise_std=np.concatenate([of_run.noise_std for of_run in constants]),
             max_grad_norm=np.concatenate([of_run.bound for of_run in constants]),
+            beside=np.concatenate([of_run.beside for of_run in constants]),
             delta=delta,
             method=self.method,
             levels=levels,

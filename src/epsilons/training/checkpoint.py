@@ -27,6 +27,8 @@ from torch import Tensor, nn
 
 from epsilons.files import private_file
 from epsilons.gradients.trees import tensors_in
+from epsilons.journal import Journal, SomeKind
+from epsilons.journal.run_entries import recorded_now
 from epsilons.training.checksum import checksum
 from epsilons.training.keys import Streams
 
@@ -190,6 +192,16 @@ class State:
         self.followed = content["followed"]
         self.sampled_norms = Pending.from_plain(content["sampled_norms"])
         self.followed_norms = Pending.from_plain(content["followed_norms"])
+
+    def write_norms(self, journal: Journal) -> None:
+        """Write the norms of single examples that the journal does not have yet."""
+        waiting: dict[SomeKind, Pending] = {
+            "sampled": self.sampled_norms,
+            "followed": self.followed_norms,
+        }
+        for kind, norms in waiting.items():
+            if norms.indices and not recorded_now(journal, kind, norms.first):
+                journal.record_some(kind, norms.first, norms.indices, norms.norms)
 
     def checksum(self) -> str:
         """A digest of weights and optimizer, for comparison with other processes."""

@@ -22,11 +22,11 @@ from epsilons.accounting.plan import Plan
 from epsilons.files import private_file
 from epsilons.gradients.isolation import own_generators
 from epsilons.gradients.norms import LossFn, trainable
-from epsilons.journal import SomeKind
-from epsilons.journal.run_entries import phase_end, recorded_now
+from epsilons.journal.run_entries import phase_end, record_move
 from epsilons.noise.grid import GridNoise
 from epsilons.release.ledger import renew_ledger
 from epsilons.runs import CHECKPOINT, Run, publish_plan
+from epsilons.training.adaptive_bound import journal_unit, released_count
 from epsilons.training.batches import Batches
 from epsilons.training.checkpoint import (
     RELEASES,
@@ -233,6 +233,7 @@ class Loop:
             if self.state.micro_batch != self.own.norms_size:  # memory ran out
                 self.state.micro_batch = self.own.norms_size
                 self.save()  # before: a replay must know of what size these passes were
+            found = found / journal_unit(self.plan, self._stand.phase(self.plan, step), step)
             whole = self.ranks.to_first(found, self.shards.rank_edges)
             self.ranks.first(lambda: self.run.journal.record(step, cast(Any, whole)))
             self._stand.refreshes.add(step)
@@ -243,10 +244,11 @@ class Loop:
 
     def _step(self, step: int) -> None:
         state, own = self.state, self.own
-        total = self.played.total(trainable(state.model), self.plan.phase(step), self.shards)
+        phase = self._stand.phase(self.plan, step)
+        total = self.played.total(trainable(state.model), phase, self.shards)
         part, failed = Part(report=Report(failed=1)), None
         try:
-            part = own.take(step, total, random=self._stand.random, digest=self._digest)
+            part = own.take(step, phase, total, random=self._stand.random, digest=self._digest)
         except Exception as error:
             if self.ranks.count == 1:
                 raise
@@ -261,6 +263,7 @@ class Loop:
             self.passes.not_covered(step)
         released = total.released()
         self._witness(step, released)
+        self._move(step, released_count(released, phase))
         apply(state.model, state.optimizer, released)
         self.passes.micro_batch = state.micro_batch = total.micro_batch()
         state.loss = total.loss()
@@ -281,6 +284,12 @@ class Loop:
         if larger or not estimate:
             self.ranks.first(lambda: self.run.journal.record_random("norms", step))
             self._stand.random = True
+
+    def _move(self, step: int, released: float | None) -> None:
+        """Move a clip bound that adapts. Nobody uses it before what it follows from is on disk."""
+        if released is not None:
+            self.ranks.first(lambda: record_move(self.run.journal, step, released))
+            self._stand.move(self.plan, step, released)
 
     def _witness(self, step: int, released: dict[str, Tensor]) -> None:
         """Note what is released before anyone can see it, here or on another rank."""
@@ -323,17 +332,8 @@ class Loop:
     def _flush(self) -> None:
         """Write the norms of single examples that the journal does not have yet."""
         self._gather()
-        self.ranks.first(self._write_some)
+        self.ranks.first(lambda: self.state.write_norms(self.run.journal))
         self.state.sampled_norms, self.state.followed_norms = Pending(), Pending()
-
-    def _write_some(self) -> None:
-        waiting: dict[SomeKind, Pending] = {
-            "sampled": self.state.sampled_norms,
-            "followed": self.state.followed_norms,
-        }
-        for kind, norms in waiting.items():
-            if norms.indices and not recorded_now(self.run.journal, kind, norms.first):
-                self.run.journal.record_some(kind, norms.first, norms.indices, norms.norms)
 
     def _renew(self) -> None:
         """Take a fresh key from here on; what is replayed is charged again."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from epsilons.accounting.plan import Phase
 from epsilons.gradients.compile import Clipped
 from epsilons.noise.grid import GridNoise, add_rounded, from_units
+from epsilons.training.adaptive_bound import UNCLIPPED, with_count
 from epsilons.training.distributed import Ranks
 from epsilons.training.shards import Shards
 
@@ -39,11 +40,17 @@ class Report(NamedTuple):
 
 
 class NoisySum:
-    """A step's sum on its way to be released; `parameters` by name, `phase` of the step."""
+    """A step's sum on its way to be released; `parameters` by name, `phase` of the step.
+
+    Where the phase has the number of unclipped examples released, it is one more coordinate.
+    """
 
     def __init__(self, parameters: dict[str, Tensor], phase: Phase, shards: Shards) -> None:
-        self._parameters, self._phase, self._shards = parameters, phase, shards
-        self._sizes = tuple(p.numel() for p in parameters.values())
+        self._phase, self._shards, self._dtype = phase, shards, _dtype(parameters, phase)
+        self._shapes = {name: p.shape for name, p in parameters.items()}
+        if phase.unclipped_num_std is not None:
+            self._shapes[UNCLIPPED] = torch.Size()
+        self._sizes = tuple(shape.numel() for shape in self._shapes.values())
         count, words = sum(self._sizes), len(Report._fields) * shards.ranks
         self._words = np.zeros(count + words + 2 * shards.count, np.int64)
         self._units = self._words[:count]
@@ -56,7 +63,8 @@ class NoisySum:
         if self._phase.noise_std == 0:
             self._plain = found.sums
         else:
-            add_rounded(self._units, found.sums, self._phase.noise_std, self._shards.count)
+            sums = with_count(found.sums, found.norms, self._phase)
+            add_rounded(self._units, sums, self._phase.noise_std, self._shards.count)
         if len(found.losses):
             mean = np.float64(found.losses.mean().item())
             self._losses[shard] = len(found.losses), mean.view(np.int64)
@@ -95,12 +103,12 @@ class NoisySum:
         """The noisy sum over the expected batch size, by parameter."""
         if self._plain is not None:
             return {name: sums / self._phase.batch_size for name, sums in self._plain.items()}
-        std, wide = self._phase.noise_std, self._dtype()
+        std = self._phase.noise_std
         parts = np.split(self._units, np.cumsum(self._sizes)[:-1])
         values = [torch.from_numpy(from_units(u, std, self._phase.batch_size)) for u in parts]
         return {
-            name: value.to(wide).view(parameter.shape)
-            for (name, parameter), value in zip(self._parameters.items(), values, strict=True)
+            name: value.to(self._dtype).view(shape)
+            for (name, shape), value in zip(self._shapes.items(), values, strict=True)
         }
 
     def loss(self) -> float:
@@ -113,7 +121,7 @@ class NoisySum:
             return float(means[drawn][0])
         return float(np.average(means[drawn], weights=counts[drawn]))
 
-    def _dtype(self) -> torch.dtype:
-        dtypes = {p.dtype for p in self._parameters.values()}
-        wide = self._phase.sums == "float64" or torch.float64 in dtypes
-        return torch.float64 if wide else torch.float32
+
+def _dtype(parameters: dict[str, Tensor], phase: Phase) -> torch.dtype:
+    wide = phase.sums == "float64" or torch.float64 in {p.dtype for p in parameters.values()}
+    return torch.float64 if wide else torch.float32

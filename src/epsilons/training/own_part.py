@@ -16,6 +16,7 @@ from epsilons.accounting.histories import clipping_thresholds
 from epsilons.accounting.plan import Phase, Plan
 from epsilons.gradients.isolation import seed_generators
 from epsilons.gradients.norms import LossFn
+from epsilons.training.adaptive_bound import journal_unit
 from epsilons.training.batches import Batches, Drawn
 from epsilons.training.checkpoint import State
 from epsilons.training.evaluation import to_device
@@ -58,19 +59,19 @@ class OwnPart:
         self.norms_step: int | None = None  # of whose weights they are, if of the present ones
         self.norms_size = self.passes.micro_batch  # of the passes that measured them
 
-    def take(self, step: int, total: NoisySum, *, random: bool, digest: int) -> Part:
+    def take(self, step: int, phase: Phase, total: NoisySum, *, random: bool, digest: int) -> Part:
         """Add to `total` what this process's examples add at `step`.
 
-        `random`: whether norms of a refresh are known to differ from those of a step. `digest`: of
-        the last release.
+        `phase`: of the step, with the clip bound that it has; norms come back in units in which it
+        stays. `random`: whether norms of a refresh are known to differ from those of a step.
+        `digest`: of the last release.
         """
         drawn = [self._within(step, each) for each in self.batches.take(self.state.streams, step)]
         followed, followed_norms = self._followed(step)
-        found = self.passes.within_memory(
-            partial(self._sums, step, drawn, self.plan.phase(step), total), step
-        )
+        found = self.passes.within_memory(partial(self._sums, step, drawn, phase, total), step)
+        unit = journal_unit(self.plan, phase, step)
         sampled = torch.cat([each.indices for each in drawn]).numpy()
-        norms = np.concatenate(found)
+        norms = np.concatenate(found) / unit
         fresh = self.plan.clipping == "max" and self.norms_step == step and not random
         report = Report(
             larger=int(fresh and self._larger(step, sampled, norms)),
@@ -79,7 +80,7 @@ class OwnPart:
             micro_batch=self.passes.micro_batch or 0,
             digest=digest,
         )
-        return Part(report, sampled, norms, followed, followed_norms)
+        return Part(report, sampled, norms, followed, followed_norms / unit)
 
     def says_more(self, random: bool) -> bool:
         """Whether the norms that a step computes say more than those of its refresh."""
@@ -136,8 +137,10 @@ class OwnPart:
         if self.plan.clipping == "max":
             return bound
         assert self.norms is not None  # thresholds are refreshed at step 0
+        unmoved = self.plan.phase(step).max_grad_norm
         chosen = self.norms[indices.numpy() - self.shards.first]
-        return torch.from_numpy(clipping_thresholds(chosen, bound, self.plan.levels))
+        thresholds = clipping_thresholds(chosen, unmoved, self.plan.levels)
+        return torch.from_numpy(np.minimum(thresholds * (bound / unmoved), bound))
 
     def _larger(self, step: int, indices: _Indices, norms: _Norms) -> bool:
         """Whether an example may have added more to this step than was charged just before."""

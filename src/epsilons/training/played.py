@@ -15,6 +15,7 @@ from epsilons.accounting.sums import grid
 from epsilons.gradients.compile import Clipped
 from epsilons.noise.grid import Noise
 from epsilons.noise.keystream import Keystream
+from epsilons.training.adaptive_bound import with_count
 from epsilons.training.keys import Streams
 from epsilons.training.noisy_sum import NoisySum
 from epsilons.training.shards import Shards
@@ -57,9 +58,8 @@ class _PlayedSum(NoisySum):
         self._clipped = np.zeros(len(self._units))
 
     def add(self, shard: int, found: Clipped) -> None:
-        flat = [
-            total.detach().to("cpu", torch.float64).reshape(-1) for total in found.sums.values()
-        ]
+        sums = with_count(found.sums, found.norms, self._phase)
+        flat = [total.detach().to("cpu", torch.float64).reshape(-1) for total in sums.values()]
         self._clipped += torch.cat(flat).numpy()
         with suppress(ValueError):  # too large for the grid: the audit judges it
             super().add(shard, found)
@@ -74,7 +74,7 @@ class _PlayedSum(NoisySum):
         parts = np.split(self._clipped, np.cumsum(self._sizes)[:-1])
         sums = {
             name: torch.from_numpy(part.copy()).view(own[name].shape)
-            for name, part in zip(self._parameters, parts, strict=True)
+            for name, part in zip(self._shapes, parts, strict=True)
         }
         noise = self._around(_Released(own))
         return noise.added_to(sums, self._phase.noise_std, self._divisor(own))

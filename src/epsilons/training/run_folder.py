@@ -66,6 +66,8 @@ def begin_run(
         )
     )
     count = sum(p.numel() for p in trainable(model).values()) if own_steps else None
+    if count is not None and plan.adaptive is not None:
+        count *= 4  # in units of the bound the grid may be twice as coarse as at the first: 2√d
     digested = with_digests(names, train, ranks)
     run: Run | None = None
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
-from epsilons.accounting.plan import Plan
+from epsilons.accounting.plan import Phase, Plan
 from epsilons.journal import Journal
+from epsilons.journal.clip_course import Move, bound_at, next_move
+from epsilons.journal.run_entries import clip_moves
 
 RANGE = 32  # steps charged ahead at most
 
@@ -17,6 +19,7 @@ class Standing:
 
     `charged`: the first step that is not. `counts`: how many steps everyone has paid for, by phase.
     `refreshes`: those that stand. `random`: whether norms of a refresh differ from those of a step.
+    `moves`: the course of a clip bound that adapts.
     """
 
     charged: int
@@ -24,6 +27,7 @@ class Standing:
     restarts: int
     refreshes: set[int]
     random: bool
+    moves: list[Move]
 
     @classmethod
     def of(cls, journal: Journal) -> Self:
@@ -33,19 +37,30 @@ class Standing:
             journal.restarts,
             set(journal.refreshes_now()),
             bool(journal.random),
+            clip_moves(journal),
         )
 
     def charge(self, plan: Plan, first: int, last: int) -> None:
         """Know that steps `first` to `last`, of one phase, are charged."""
-        phase = next(k for k, p in enumerate(plan.all_phases) if p.first <= first < p.end)
         self.charged = last + 1
-        self.counts[phase] += last + 1 - first
+        self.counts[plan.all_phases.index(plan.phase(first))] += last + 1 - first
+
+    def phase(self, plan: Plan, step: int) -> Phase:
+        """The phase of `step`, with the clip bound that it has there."""
+        return replace(plan.phase(step), max_grad_norm=bound_at(plan, self.moves, step))
+
+    def move(self, plan: Plan, step: int, released: float) -> None:
+        """Know what `step` released of the number of unclipped examples."""
+        self.moves = [move for move in self.moves if move.step <= step]  # else a replay
+        self.moves.append(next_move(plan, self.moves, step, released))
 
 
 def range_end(plan: Plan, step: int, last: int) -> int:
     """The last step of the range that begins at `step`: within one refresh and phase."""
-    end = min(step - step % RANGE + RANGE, last, plan.phase(step).end)
-    return next((t for t in range(step + 1, end) if plan.refresh_due(t)), end) - 1
+    phase = plan.phase(step)
+    end = min(step - step % RANGE + RANGE, last, phase.end)
+    later = range(step + 1, end)
+    return next((t for t in later if plan.refresh_due(t) or not phase.count(t, t + 1)), end) - 1
 
 
 def last_step(journal: Journal, max_epsilon: float | None) -> int:

@@ -64,6 +64,11 @@ def private_step(
     """
     if isinstance(plan, Plan):
         expect_drawn_together(plan, "this step would clip each record by itself")
+        if plan.adaptive is not None:
+            raise ValueError(
+                "the plan's clip bound adapts, and a single step doesn't know where it is; use "
+                "PrivateTraining, fit or `epsilons train`"
+            )
     return taken_step(
         model, optimizer, loss_fn, batch, plan, noise=noise, bounds=bounds, micro_batch=micro_batch
     ).norms

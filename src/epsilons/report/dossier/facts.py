@@ -101,7 +101,14 @@ class Facts:
     @property
     def promised(self) -> str:
         """Personal promises, made before training."""
-        return "No personal promises are stated: the worst case is promised to everyone alike."
+        promises = self.published.plan.promises
+        if not promises:
+            return "No personal promises are stated: the worst case is promised to everyone alike."
+        each = ", ".join(epsilon_text(promise.epsilon) for promise in promises)
+        return (
+            f"Before training, each of the {self.counted} was promised a guarantee of its own, at "
+            f"δ = {self.delta:g} one of ε = {each}, whatever its content. Who has which is private."
+        )
 
     @property
     def realised(self) -> str:
@@ -156,6 +163,11 @@ class Facts:
         }  # fmt: skip
         whose = "person's summed" if self._person else "per-example"
         changes = f", changed in {len(plan.phases)} later phases" if plan.phases else ""
+        if plan.adaptive is not None:
+            changes = (
+                f"; C moves every {plan.adaptive.update_every} steps by a count of unclipped "
+                f"examples, released with noise of {plan.adaptive.unclipped_num_std:g}"
+            )
         return (
             f"DP-SGD: Poisson sampling with rate {plan.sample_rate:.4g}, each {whose} gradient "
             f"{clipping.get(plan.clipping, plan.clipping)} (C = {plan.max_grad_norm:g}), Gaussian "
