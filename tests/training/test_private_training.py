@@ -414,13 +414,13 @@ def test_out_of_memory_halves_the_passes_and_the_checkpoint_remembers(tmp_path, 
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1.0)
     failed = []
     training, _ = started(tmp_path / "run", plan(sums="float32"))
-    training._loss_fn = smaller_machine(12, failed)
+    training._unit = training._unit._replace(loss_fn=smaller_machine(12, failed))
     with pytest.warns(RuntimeWarning, match="out of memory at step 0: passes take at most 10 exam"):
         followed_by(training, lambda step: step.number == 3)
     assert failed
     failed.clear()
     again, _ = started(tmp_path / "run", plan(sums="float32"))
-    again._loss_fn = smaller_machine(12, failed)
+    again._unit = again._unit._replace(loss_fn=smaller_machine(12, failed))
     for _ in again:
         pass
     assert not failed
@@ -443,7 +443,7 @@ def test_out_of_memory_in_the_checks_before_training_halves_the_passes_too(tmp_p
 
 def test_memory_that_never_suffices_is_an_error_and_nothing_is_lost(tmp_path):
     training, _ = started(tmp_path / "run", plan(sums="float32"))
-    training._loss_fn = smaller_machine(0, [])
+    training._unit = training._unit._replace(loss_fn=smaller_machine(0, []))
     with (
         pytest.warns(RuntimeWarning, match="out of memory at step 0"),
         pytest.raises(torch.OutOfMemoryError),
