@@ -179,6 +179,7 @@ def test_the_exit_code_says_what_came_of_it(run, found, outcome, code):
 
 
 def test_a_job_of_several_processes_is_refused_without_a_traceback(run, monkeypatch, capsys):
+    monkeypatch.setenv("MKL_CBWR", "AUTO")  # as `main` does, until the end of the test
     monkeypatch.setattr("sys.argv", ["epsilons", "audit", str(run)])
     monkeypatch.setattr(auditing, "joined", lambda: mock.Mock(count=2))
     with pytest.raises(SystemExit) as ended:

@@ -185,7 +185,8 @@ def _pair_p_values(a: Array, b: Array, *, same: bool) -> list[float]:
     """Of the correlations between all pairs of rows of two arrays."""
     if a.shape[1] < 200:
         return []
-    products = a @ b.T / np.sqrt(np.outer((a**2).sum(axis=1), (b**2).sum(axis=1)))
+    with np.errstate(divide="ignore", invalid="ignore"):  # NaN without noise: contradicted
+        products = a @ b.T / np.sqrt(np.outer((a**2).sum(axis=1), (b**2).sum(axis=1)))
     z = products * math.sqrt(a.shape[1])
     return [_two_sided(v) for v in (z[np.triu_indices(len(z), 1)] if same else z.reshape(-1))]
 
