@@ -22,6 +22,7 @@ from epsilons.journal.run_entries import clip_bound, clip_moves, record_move
 from epsilons.noise import SeededNoise
 from epsilons.release import owner_statement, total
 from epsilons.report import write_public_report, write_report
+from epsilons.report.dossier import read_facts
 from epsilons.settings import Settings
 from epsilons.training import correct_class, fit, loop, own_part, private_step
 from epsilons.training.keys import destroy_keys
@@ -354,6 +355,7 @@ def test_settings_reports_and_status_of_a_bound_that_adapts(tmp_path, monkeypatc
     assert [move.step for move in found] == [4, 8, 12]
     page = write_report(run).read_text(encoding="utf-8")
     assert "at first; it moves every 4 steps toward the 0.5 quantile" in page
+    assert "; C moves every 4 steps by a count" in read_facts(run.path).mechanism
     assert "at first; it moves" in write_public_report(run.path).read_text(encoding="utf-8")
     monkeypatch.setattr(sys, "argv", ["epsilons", "status", str(run.path)])
     with pytest.raises(SystemExit) as ended:
