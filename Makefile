@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit browser docs slow soak mnist experiments bench clean
+.PHONY: help setup demo test lint types unit browser docs slow soak audit mnist experiments bench clean
 
 DATA ?= .data
 PRESET ?= smoke
@@ -52,6 +52,10 @@ soak: setup  ## 200 times kill -9 at random moments, 100 of one rank of several;
 	EPSILONS_KILLS=200 $(BIN)/pytest tests/training/test_resume.py -k killed
 	EPSILONS_KILLS=100 $(BIN)/pytest tests/training/test_distributed.py -k "killed"
 	EPSILONS_LIVE_STEPS=10000 $(BIN)/pytest tests/journal/test_live.py
+
+audit: setup  ## known faults and which instrument finds each; calibration, power, audits of right code
+	PYTHONPATH=tests/gradients $(BIN)/python tests/audit/mutants.py
+	$(BIN)/python tests/audit/figures.py
 
 mnist: setup  ## all 60,000 examples, both clippings, from the folder DATA (default .data)
 	@for clipping in max individual; do \

@@ -32,6 +32,7 @@ ALLOWED = {
     "noise": ACCOUNTING,
     "training": RUNS | {"gradients", "noise", "release"},
     "analysis": RUNS,
+    "audit": RUNS | {"gradients", "noise", "training", "release"},
     "release": RUNS,
     "data": RUNS,
     "models": set(),
@@ -40,7 +41,7 @@ ALLOWED = {
     "integrations": RUNS | {"gradients", "noise", "training", "release"},
     "settings": ACCOUNTING,
     "proposal": ACCOUNTING | {"settings"},
-    "job": RUNS | {"gradients", "training", "data", "models", "settings", "release"},
+    "job": RUNS | {"audit", "gradients", "training", "data", "models", "settings", "release"},
     "cli": RUNS
     | {"analysis", "release", "report", "service", "job", "measured", "proposal", "settings"},
     "__init__": RUNS,
@@ -49,7 +50,16 @@ ALLOWED = {
 NUMBA_PACKAGES = {"accounting", "noise"}
 PACKAGES_OF_SHORT_FILES = ("gradients", "journal", "noise", "training")
 MOST_LINES = 400
-TORCH_PACKAGES = {"gradients", "noise", "training", "data", "models", "integrations", "job"}
+TORCH_PACKAGES = {
+    "gradients",
+    "noise",
+    "training",
+    "data",
+    "models",
+    "integrations",
+    "job",
+    "audit",
+}
 
 
 def imports(file: Path) -> set[str]:

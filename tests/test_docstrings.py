@@ -18,9 +18,9 @@ PACKAGES = (
     *(
         f"epsilons.{name}"
         for name in (
-            "accounting", "analysis", "data", "gradients", "journal", "models", "noise", "release",
-            "report", "report.dossier", "service", "training", "integrations.huggingface",
-            "integrations.lightning", "integrations.opacus",
+            "accounting", "analysis", "audit", "data", "gradients", "journal", "models", "noise",
+            "release", "report", "report.dossier", "service", "training",
+            "integrations.huggingface", "integrations.lightning", "integrations.opacus",
         )
     ),
 )  # fmt: skip

@@ -15,6 +15,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
     "page",
     [
         "README.md",
+        "docs/audit.md",
         "docs/norms.md",
         "docs/promises.md",
         "docs/releasing.md",

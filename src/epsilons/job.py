@@ -1,6 +1,7 @@
 """Jobs: where data, models and training meet.
 
-`train(settings, out)` carries out one settings file, `resume(run)` goes on with what it left.
+`train(settings, out)` carries out one settings file, `resume(run)` goes on with what it left,
+`audit(run)` tries to contradict what it claims.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 import os
 import platform
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -26,6 +28,8 @@ from torch import nn
 from epsilons import data as readers
 from epsilons.accounting.composition import NOTHING, Releases
 from epsilons.accounting.plan import Plan
+from epsilons.audit import Audit
+from epsilons.audit import audit as audit_plan
 from epsilons.data import Data, digits, fewer
 from epsilons.examples import Examples
 from epsilons.files import needing_room, private_file, private_folder, public_file
@@ -117,11 +121,7 @@ def resume(path: str | os.PathLike[str]) -> Run:
     """Go on with a run that was stopped: with a seed, the same result as if it had not been."""
     path, ranks = Path(path), joined()
     plan, settings, stored = ranks.first(lambda: _resumable(path))
-    base = Path(stored["base"])
-    data = load(settings, base)
-    for name, checksum in stored["checksums"].items():
-        if data.checksums.get(name) != checksum:
-            raise ValueError(f"{name} has changed since {path} began; a run keeps its data")
+    data, base = _as_begun(path, settings, stored)
     return _carried_out(path, plan, settings, data, _network(settings, data, base))
 
 
@@ -151,6 +151,71 @@ def _resumable(path: Path) -> tuple[Plan, Settings, dict[str, Any]]:
         raise ValueError(f"{path} is finished; there is nothing to resume")
     run.journal.close()
     return run.plan, *_stored(run)
+
+
+def audit(
+    path: str | os.PathLike[str],
+    seconds: float = 60,
+    *,
+    canaries: int = 10_000,
+    progress: Callable[[float, str], None] | None = None,
+) -> Audit:
+    """Try to contradict what a run claims, by fresh runs of its settings and its own journal.
+
+    The folder is only read. Of a seeded run that is finished and took no longer than `seconds`, it
+    is also tried whether it comes out the same again: then the fixed models are its own.
+    """
+    run = Run.checked(path)
+    if not (run.path / "public" / "settings.json").exists():
+        raise ValueError(
+            f"{run.path} has no settings: it was not made by `epsilons train`. Where it was "
+            "trained, epsilons.audit.audit(build, loss_fn, train, plan) does the same"
+        )
+    settings, stored = _stored(run)
+    data, base = _as_begun(run.path, settings, stored)
+    fixed = settings.model_copy(update={"seed": settings.seed or 0})
+
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = _network(fixed, data, base)
+        if settings.device is not None:
+            model.to(settings.device)
+        return model, _optimizer(settings, model)
+
+    found = audit_plan(
+        build, _loss(settings), data.train, run.plan, seconds, canaries=canaries, run=run,
+        progress=progress,
+    )  # fmt: skip
+    skipped = [*found.skipped]
+    if (settings.shards or 1) > 1:
+        skipped.append(f"the run's {settings.shards} shards: fresh runs have one")
+    if (again := _again(run, settings, data, base, seconds)) is not None:
+        skipped.append(again)
+    return dataclasses.replace(found, skipped=tuple(skipped))
+
+
+def _again(run: Run, settings: Settings, data: Data, base: Path, seconds: float) -> str | None:
+    """Why the models of the fresh runs are not the run's own; None if they are."""
+    if settings.seed is None:
+        return "the run's own models: its keys are secret and gone, bounds are of fresh runs"
+    timings = run.private / "timings.json"
+    took = sum(json.loads(timings.read_text()).values()) if timings.exists() else math.inf
+    if not run.finished or took > seconds:
+        return "the run's own models: to train it again takes longer than was given"
+    with tempfile.TemporaryDirectory(prefix="epsilons-audit-") as folder:
+        model = _network(settings, data, base)
+        again = _carried_out(Path(folder) / "again", run.plan, settings, data, model, resume=False)
+        if _same_training(run, again):
+            return None
+    return "the run's own models: trained again it came out differently (versions or machine)"
+
+
+def _same_training(run: Run, again: Run) -> bool:
+    one, other = (torch.load(each.model_file, weights_only=True) for each in (run, again))
+    weights = all(torch.equal(one[name].cpu(), other[name].cpu()) for name in one)
+    steps = run.journal.refreshes_now()
+    return weights and all(
+        np.array_equal(run.journal.norms(t), again.journal.norms(t), equal_nan=True) for t in steps
+    )
 
 
 def load(settings: Settings, base: Path) -> Data:
@@ -268,7 +333,9 @@ def demo(out: str | os.PathLike[str]) -> Run:
     )
 
 
-def _carried_out(out: Path, plan: Plan, settings: Settings, data: Data, model: nn.Module) -> Run:
+def _carried_out(
+    out: Path, plan: Plan, settings: Settings, data: Data, model: nn.Module, *, resume: bool = True
+) -> Run:
     optimizer = _optimizer(settings, model)
     scheduler = None
     if settings.lr_schedule == "cosine":
@@ -296,7 +363,7 @@ def _carried_out(out: Path, plan: Plan, settings: Settings, data: Data, model: n
         max_epsilon=settings.max_epsilon,
         compile=settings.compile,
         shards=settings.shards,
-        resume=True,
+        resume=resume,
     )
 
 
@@ -439,6 +506,16 @@ def _store(run: Run, settings: Settings, data: Data, base: Path) -> None:
         packages = ("epsilons", "torch", "numpy", "scipy", "numba")
         versions = {"python": platform.python_version(), **{p: version(p) for p in packages}}
         file.write(_json({"settings": kept, "versions": versions, "machine": platform.machine()}))
+
+
+def _as_begun(path: Path, settings: Settings, stored: Mapping[str, Any]) -> tuple[Data, Path]:
+    """The data of a run, as they were when it began, and where paths are looked up."""
+    base = Path(stored["base"])
+    data = load(settings, base)
+    for name, checksum in stored["checksums"].items():
+        if data.checksums.get(name) != checksum:
+            raise ValueError(f"{name} has changed since {path} began; a run keeps its data")
+    return data, base
 
 
 def _stored(run: Run) -> tuple[Settings, dict[str, Any]]:

@@ -6,8 +6,8 @@ draws it is a 95 % one, and fails in 350.
 
 import numpy as np
 import pytest
-from audit import DELTA, epsilon_lower_bound, noise_drawn_by, replay, transcript
 
+from audit import DELTA, epsilon_lower_bound, noise_drawn_by, replay, transcript
 from epsilons.accounting.composition import gaussian_mu
 from epsilons.release.clip_bound import norm_grid
 from epsilons.release.mechanisms import NOISE, Size, noisy_ranks, noisy_size

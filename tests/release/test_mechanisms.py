@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
-from audit import noise_drawn_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import chi2
 
+from audit import noise_drawn_by
 from epsilons.release import mechanisms
 from epsilons.release.mechanisms import NOISE, noisy_ranks, noisy_size, noisy_sum, rank_noise
 

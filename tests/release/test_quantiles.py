@@ -2,13 +2,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from audit import noise_drawn_by
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.optimize import isotonic_regression
 from shapes import QUANTILES, TABLE2, UNSEEN, like_table2, rank_errors, true_quantiles, unseen
 
+from audit import noise_drawn_by
 from epsilons.release.budget import Cost
 from epsilons.release.mechanisms import NOISE, Size
 from epsilons.release.quantiles import (

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from made_runs import make_run
 
-from epsilons import Plan, Run
+from epsilons import Examples, Plan, Run
 from epsilons.accounting.printed import epsilon_text
 from epsilons.cli import main
 from epsilons.release import publish, releases_of
@@ -197,8 +197,6 @@ def test_a_run_without_noise_is_given_no_guarantee(bare, keys, tmp_path):
 
 
 def test_a_seed_weakens_the_guarantee_in_words(tmp_path):
-    from epsilons import Examples
-
     plan = Plan(n=400, batch_size=40, steps=40, noise_multiplier=2.0, max_grad_norm=1.0, delta=1e-5)
     Run.create(tmp_path / "seeded", plan, Examples.numbered(400), seed=7)
     facts = read_facts(tmp_path / "seeded")
@@ -318,3 +316,18 @@ def test_the_verbs(told, keys, tmp_path, monkeypatch, capsys):
     assert typed(monkeypatch, "dossier", told.path, "--format", "statement") == 2
     assert typed(monkeypatch, "dossier", told.path, "--format", "nist", "--key", keys[0]) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_personal_promises_are_named_and_not_whose_they_are(tmp_path):
+    plan = Plan(
+        n=400, batch_size=40, steps=40, noise_multiplier=2.0, max_grad_norm=1.0, delta=1e-5,
+        budgets=(0.5, 1.0),
+    )  # fmt: skip
+    assert plan.promises
+    examples = Examples(ids=range(400), budgets=[0.5] * 399 + [1.0])
+    Run.create(tmp_path / "run", plan, examples)
+    facts = read_facts(tmp_path / "run")
+    for promise in plan.promises:
+        assert epsilon_text(promise.epsilon) in facts.promised
+    assert "399" not in dossier(facts, "dpia")
+    assert "Who has which is private" in dossier(facts, "dpia")

@@ -234,7 +234,7 @@ def statement(**changes):
     return {
         "individual": 0.2, "worst_case": 2.0, "delta": 1e-5, "kind": "exact", "per": "record",
         "randomness": {"secret": True}, "sums_covered": True, "steps": 10, "planned_steps": None,
-        "repeated_steps": 0, "releases": 0, "date": "2026-01-01",
+        "repeated_steps": 0, "releases": 0, "date": "2026-01-01", "promised": None,
     } | changes  # fmt: skip
 
 

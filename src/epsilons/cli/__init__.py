@@ -21,6 +21,7 @@ from rich.console import Console
 
 from epsilons.cli.account import account
 from epsilons.cli.attack import attack
+from epsilons.cli.audit import audit
 from epsilons.cli.compare import compare
 from epsilons.cli.demo import demo
 from epsilons.cli.dossier import check_statement, dossier
@@ -49,7 +50,7 @@ app = typer.Typer(
 )
 _VERBS = (
     plan, init, train, resume, status, verify, export, account, demo,
-    report, groups, attack, compare, owner, publish, total, serve, dossier, check_statement,
+    report, groups, attack, audit, compare, owner, publish, total, serve, dossier, check_statement,
 )  # fmt: skip
 _EXTRA_OF = {
     "torch": "train", "cryptography": "train", "sklearn": "train", "PIL": "train",

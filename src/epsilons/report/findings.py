@@ -31,6 +31,7 @@ from epsilons.analysis import (
 from epsilons.analysis.attack import expect_comparable
 from epsilons.randomness import Randomness
 from epsilons.release import Persons, persons, releases_of
+from epsilons.report.audited import Audited, read_audit
 from epsilons.runs import Run
 
 # A column with more labels than this names single records rather than groups.
@@ -74,6 +75,7 @@ class Findings:
     attack: Attack | None
     persons: Persons | None = None
     promises: tuple[Promise, ...] = ()
+    audited: Audited | None = None
     missing: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -149,6 +151,7 @@ def findings(run: Run) -> Findings:
         attack=had("attack", attacked),
         persons=persons(run, epsilons) if private else None,
         promises=run.promises,
+        audited=read_audit(run.path / "private"),
         missing=missing,
     )
 

@@ -18,6 +18,7 @@ from epsilons.analysis import figures
 from epsilons.analysis.figures.style import short
 from epsilons.files import private_file
 from epsilons.report import sentences
+from epsilons.report.audited import audit_chart
 from epsilons.report.charts import Chart, chart, rows_height
 from epsilons.report.findings import Findings, findings
 from epsilons.runs import Run
@@ -31,6 +32,7 @@ _SHORT = {
     "certainty": "Estimates",
     "bounds": "Clip bound",
     "attack": "Attack",
+    "audit": "Contradicted?",
 }
 TITLE = "How private is this model, for whom, and how sure are we?"
 
@@ -113,6 +115,7 @@ def _sections(found: Findings) -> list[Section]:
         ("certainty", "How good the estimates are", _certainty(found)),
         ("bounds", "A larger or smaller clip bound", _bounds(found)),
         ("attack", "What an attack finds", _attack(found)),
+        ("audit", "Could the guarantee be contradicted?", audit_chart(found.audited)),
     ]
 
 

@@ -26,6 +26,7 @@ from epsilons.files import public_file
 from epsilons.randomness import Randomness
 from epsilons.release import renew_ledger
 from epsilons.release.ledger import EPSILONS
+from epsilons.report.audited import Audited, audit_chart, publish_audit, read_audit
 from epsilons.report.charts import Chart, chart, rows_height
 from epsilons.report.page import TITLE, render
 from epsilons.report.sentences import drawn_together, guess, per_person_published, promised
@@ -83,6 +84,7 @@ class Published:
     groups: Mapping[str, Mapping[str, Number | None]]
     clip_bound: Number | None
     promises: Sequence[Mapping[str, Any]] = ()
+    audited: Audited | None = None
 
 
 def write_public_report(run: str | os.PathLike[str]) -> Path:
@@ -95,6 +97,7 @@ def write_public_report(run: str | os.PathLike[str]) -> Path:
     folder = Path(run) / "public"
     if (Path(run) / "private" / "journal.sqlite").is_file():
         renew_ledger(Run.checked(run))
+        publish_audit(Path(run))
     page = render_public_report(read_published(run)).encode()
     target = folder / "report.html"
     with public_file(target) as file:
@@ -140,6 +143,7 @@ def _published(run: Path) -> Published:
         groups=_groups(parts),
         clip_bound=_number(bounds[-1]) if bounds else None,
         promises=tuple(summary.get("promises", ())),
+        audited=read_audit(folder),
     )
 
 
@@ -158,6 +162,7 @@ def render_public_report(found: Published) -> str:
         half=found.quantiles.get(0.5),
         worth=WORTH[found.kind],
         charts=_charts(found),
+        audit_charts=audit_chart(found.audited),
     )
 
 

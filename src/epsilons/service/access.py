@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
-from starlette.concurrency import run_in_threadpool
+import anyio
 from starlette.types import Scope
 
 from epsilons.service.guard import client_network
 from epsilons.service.limits import Bucket, Limits
 from epsilons.service.metrics import Metrics
-from epsilons.service.store import Store
+from epsilons.service.store import CONNECTIONS, Store
 from epsilons.service.tokens import Keys, same
 
 _NOBODY = bytes(32)
+_Answer = TypeVar("_Answer")
 
 
 class Refused(Exception):
@@ -43,6 +45,7 @@ class Access:
         self._metrics = metrics
         self._addresses = Bucket(limits.per_address)
         self._tokens = Bucket(limits.per_token)
+        self._threads = anyio.CapacityLimiter(CONNECTIONS)
 
     async def statement(self, scope: Scope, digest: bytes | None) -> str:
         """The statement, as JSON, for the token with this digest; None: none was given."""
@@ -50,7 +53,7 @@ class Access:
         if digest is not None:
             self._within("token", self._tokens, digest)
         asked = _NOBODY if digest is None else digest
-        found = await run_in_threadpool(self.store.statement, asked, int(time.time()))
+        found = await self._asked(partial(self.store.statement, asked, int(time.time())))
         stored, body = (_NOBODY, "") if found is None else found
         if not same(stored, asked) or found is None:
             raise Refused
@@ -58,7 +61,11 @@ class Access:
 
     async def public(self) -> str | None:
         """What everyone may know, as JSON; None before anything was computed."""
-        return await run_in_threadpool(self.store.public)
+        return await self._asked(self.store.public)
+
+    async def _asked(self, question: Callable[[], _Answer]) -> _Answer:
+        """The store's answer; no more are asked for at a time than there are connections."""
+        return await anyio.to_thread.run_sync(question, limiter=self._threads)
 
     def _within(self, name: str, bucket: Bucket, key: bytes) -> None:
         seconds = bucket.wait(key)

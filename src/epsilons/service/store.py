@@ -20,6 +20,7 @@ from epsilons.runs import Run
 
 FILE = "service.sqlite"
 _AT_ONCE = 500  # rows per statement of SQL
+CONNECTIONS = 8  # kept open at a time
 _SECONDS = 10  # a question to the database that takes longer is given up
 
 _METADATA = sa.MetaData()
@@ -201,6 +202,7 @@ def _engine(text: str) -> sa.Engine:
             url.set(drivername="postgresql+psycopg"),
             hide_parameters=True,  # errors would show owners and statements
             pool_pre_ping=True,
+            pool_size=CONNECTIONS,
             connect_args={
                 "connect_timeout": _SECONDS,
                 "options": f"-c statement_timeout={1000 * _SECONDS}",
@@ -210,7 +212,9 @@ def _engine(text: str) -> sa.Engine:
         raise sa.exc.ArgumentError(f"{url.drivername} is not supported")
     # made here, so that it is never readable by others; its logs inherit the mode
     os.close(os.open(Path(url.database), os.O_RDWR | os.O_CREAT, 0o600))
-    engine = sa.create_engine(url, hide_parameters=True, connect_args={"timeout": _SECONDS})
+    engine = sa.create_engine(
+        url, hide_parameters=True, pool_size=CONNECTIONS, connect_args={"timeout": _SECONDS}
+    )
     sa.event.listen(engine, "connect", _prepare)
     return engine
 
@@ -219,3 +223,4 @@ def _prepare(connection: Any, record: object) -> None:
     """Readers don't wait for a writer, and what is committed is on disk."""
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA cache_size = -512")  # KiB, of each connection

@@ -47,8 +47,11 @@ class Scale(NamedTuple):
 
 
 def numbers(statement: Mapping[str, Any]) -> dict[str, float | None]:
-    """Those of the three numbers that the run has; None is ∞."""
-    return {name: statement[name] for name in _NUMBERS if name in statement}
+    """Those of the three numbers that the run has; None is ∞. A promise may not be there."""
+    found = {name: statement[name] for name in _NUMBERS}
+    if found["promised"] is None:
+        del found["promised"]
+    return found
 
 
 def figures(statement: Mapping[str, Any], m: Messages) -> list[Figure]:

@@ -14,6 +14,7 @@ from epsilons.training.environment import environment, environment_of_all
 from epsilons.training.loop import Loop
 from epsilons.training.norm_passes import PASS_BATCH, NormPasses
 from epsilons.training.owners import Unit
+from epsilons.training.played import Played
 from epsilons.training.shards import Shards
 
 
@@ -29,6 +30,7 @@ def assembled(
     compile: Compile,
     shards: Shards,
     ranks: Ranks,
+    played: Played,
 ) -> Loop:
     """The loop of a run that stands nowhere yet; all ranks make theirs together."""
     passes = NormPasses(
@@ -40,4 +42,6 @@ def assembled(
     passes.settle()
     batches = Batches(unit.train, plan, shards, collate_fn=unit.collate_fn, num_workers=num_workers)
     here = environment_of_all(ranks, shards, environment(where, passes.compiled))
-    return Loop(run, plan, state, unit.loss_fn, batches, passes, seed, where, here, ranks, shards)
+    return Loop(
+        run, plan, state, unit.loss_fn, batches, passes, seed, where, here, ranks, shards, played
+    )  # fmt: skip

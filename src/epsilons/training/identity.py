@@ -5,6 +5,7 @@ Another loss is no other run, and is warned of.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import inspect
@@ -27,9 +28,12 @@ from epsilons.training.distributed import ALONE, Ranks
 from epsilons.training.owners import OwnedRecords
 
 LOSS = "loss_fn"  # a change of it is warned of, the others are refused
-_OF_PROMISES = {"budgets", "pace", "slack", "order", "reserve_mu", "reserve_distance"}
 _BUDGETS = "budgets of examples"
-_LATER = {"unit": "record", "adaptive": None}  # which runs of an earlier version don't have
+# Constants of a plan that runs of an earlier version don't have, and which were as by default.
+_LATER = {
+    "unit", "norm_storage", "adaptive",
+    "budgets", "pace", "slack", "order", "reserve_mu", "reserve_distance",
+}  # fmt: skip
 _HEX = 32  # hexadecimal digits of a record's digest
 _PROBES = 32  # examples compared of a data set that is not made of tensors
 
@@ -42,13 +46,12 @@ def identity(
         f"model {name}": f"{tuple(p.shape)} {p.dtype} {'trained' if p.requires_grad else 'frozen'}"
         for name, p in model.named_parameters()
     }
+    as_before = {f.name: f.default for f in dataclasses.fields(plan) if f.name in _LATER}
     constants = {
         f"plan {name}": json.dumps(value)
         for name, value in plan.to_dict().items()
-        if name not in _LATER or value != _LATER[name]
+        if name not in as_before or value != as_before[name]
     }
-    if not plan.budgets:  # runs from before there were any are the same runs
-        constants = {k: v for k, v in constants.items() if k.split()[1] not in _OF_PROMISES}
     return {
         **constants,
         "model": type(model).__name__,

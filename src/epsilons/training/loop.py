@@ -41,9 +41,10 @@ from epsilons.training.distributed import Ranks
 from epsilons.training.interrupt import Interrupted
 from epsilons.training.keys import Streams, destroy_keys, kept_key, new_key
 from epsilons.training.movement import MOVED_BY, Movement, Trained
-from epsilons.training.noisy_sum import NoisySum, Report
+from epsilons.training.noisy_sum import Report
 from epsilons.training.norm_passes import NormPasses
 from epsilons.training.own_part import OwnPart, Part
+from epsilons.training.played import Played
 from epsilons.training.shards import Shards
 from epsilons.training.standing import Standing, range_end
 from epsilons.training.step import apply
@@ -68,6 +69,7 @@ class Loop:
     environment: dict[str, str]
     ranks: Ranks
     shards: Shards
+    played: Played
     refresh_seconds: float = 0.0
     spent: dict[str, float] = field(default_factory=lambda: {"refresh": 0.0, "step": 0.0})
 
@@ -243,7 +245,7 @@ class Loop:
     def _step(self, step: int) -> None:
         state, own = self.state, self.own
         phase = self._stand.phase(self.plan, step)
-        total = NoisySum(trainable(state.model), phase, self.shards)
+        total = self.played.total(trainable(state.model), phase, self.shards)
         part, failed = Part(report=Report(failed=1)), None
         try:
             part = own.take(step, phase, total, random=self._stand.random, digest=self._digest)
@@ -263,8 +265,7 @@ class Loop:
         self._witness(step, released)
         self._move(step, released_count(released, phase))
         apply(state.model, state.optimizer, released)
-        sizes = [each.micro_batch for each in reports if each.micro_batch]
-        self.passes.micro_batch = state.micro_batch = min(sizes, default=None)
+        self.passes.micro_batch = state.micro_batch = total.micro_batch()
         state.loss = total.loss()
         if state.scheduler is not None:
             state.scheduler.step()
@@ -277,8 +278,7 @@ class Loop:
 
     def _note_larger(self, step: int, reports: list[Report]) -> None:
         larger = any(each.larger for each in reports)
-        reshaped = any(each.reshaped for each in reports)
-        if not (larger or reshaped):
+        if not larger and not any(each.reshaped for each in reports):
             return
         estimate = self.ranks.first(lambda: self.run.journal.kind == "estimate")
         if larger or not estimate:
@@ -365,7 +365,7 @@ class Loop:
         self._replaying = False
 
     def _streams(self, number: int, key: bytes) -> Streams:
-        return Streams.of(number, key) if self.seed is None else Streams.seeded(self.seed, number)
+        return self.played.streams(self.seed, number, key)
 
     def _left(
         self, content: dict[str, Any] | None

@@ -85,6 +85,10 @@ class NoisySum:
         """What all processes said."""
         return [Report(*map(int, words)) for words in self._reports]
 
+    def micro_batch(self) -> int | None:
+        """The most examples in a pass that no process has too little memory for; None: all."""
+        return min((each.micro_batch for each in self.reports() if each.micro_batch), default=None)
+
     def expect_one_model(self) -> None:
         """ValueError unless all processes released the same at the step before."""
         digests = [each.digest for each in self.reports()]

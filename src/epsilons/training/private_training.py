@@ -41,19 +41,14 @@ from epsilons.training.arguments import (
     check_state,
 )
 from epsilons.training.assembly import assembled
-from epsilons.training.checkpoint import (
-    RELEASES,
-    BeforeBody,
-    State,
-    Stateful,
-    read_checkpoint,
-)
+from epsilons.training.checkpoint import RELEASES, BeforeBody, State, Stateful, read_checkpoint
 from epsilons.training.distributed import RankLost, Said, joined, said
 from epsilons.training.environment import usable_device
 from epsilons.training.identity import LOSS, expect_one_call, identity, loss_identity
 from epsilons.training.interrupt import interruptible
 from epsilons.training.loop import Loop
 from epsilons.training.owners import unit_of
+from epsilons.training.played import Played
 from epsilons.training.run_folder import (
     end_sealed,
     named,
@@ -107,6 +102,8 @@ class PrivateTraining:
     add/remove neighbours, with ε = `run.journal.worst_case()`: the plan's, unless steps had to be
     charged again. What the body computes of weights alone is as private; losses are not.
     """
+
+    _played = Played()  # set by an audit, before the first step
 
     def __init__(
         self,
@@ -183,9 +180,7 @@ class PrivateTraining:
         self._max_epsilon, self._compile = max_epsilon, compile
         self._loop: Loop | None = None  # while it is iterated over
         self._here = os.getpid(), threading.get_ident()
-        self._signal: Callable[[], int | None] = lambda: (
-            None
-        )  # that came, where several wait for it
+        self._signal: Callable[[], int | None] = lambda: None  # that came, if several wait for it
         self._begun = False  # whether this object has trained
         self._stands: Loop | None = None  # the loop whose step is in memory, if that is known
         self._left: tuple[int, ...] | None = None  # the folder when the loop was left
@@ -328,7 +323,7 @@ class PrivateTraining:
         loop = assembled(
             self.run, self._plan, state, self._unit, num_workers=self._num_workers,
             seed=self._seed, where=self._where, compile=self._compile, shards=self._shards,
-            ranks=ranks,
+            ranks=ranks, played=self._played,
         )  # fmt: skip
         self._begun, self._stands = True, None
         try:

@@ -1,5 +1,6 @@
 """Figures, one function each: axes and data in, a drawing on the axes out."""
 
+from epsilons.analysis.figures.audit import audit_strips
 from epsilons.analysis.figures.bounds import bound_groups, bound_histograms
 from epsilons.analysis.figures.course import (
     course_of_epsilons,
@@ -12,6 +13,7 @@ from epsilons.analysis.figures.published import published_intervals
 
 __all__ = [
     "attack_success",
+    "audit_strips",
     "bound_groups",
     "bound_histograms",
     "course_of_epsilons",

@@ -101,7 +101,14 @@ class Facts:
     @property
     def promised(self) -> str:
         """Personal promises, made before training."""
-        return "No personal promises are stated: the worst case is promised to everyone alike."
+        promises = self.published.plan.promises
+        if not promises:
+            return "No personal promises are stated: the worst case is promised to everyone alike."
+        each = ", ".join(epsilon_text(promise.epsilon) for promise in promises)
+        return (
+            f"Before training, each of the {self.counted} was promised a guarantee of its own, at "
+            f"δ = {self.delta:g} one of ε = {each}, whatever its content. Who has which is private."
+        )
 
     @property
     def realised(self) -> str:
