@@ -24,7 +24,7 @@ from epsilons.release import owner_statement, total
 from epsilons.report import write_public_report, write_report
 from epsilons.report.dossier import read_facts
 from epsilons.settings import Settings
-from epsilons.training import correct_class, fit, loop, own_part, private_step
+from epsilons.training import correct_class, fit, loop, own_part, played, private_step
 from epsilons.training.keys import destroy_keys
 from epsilons.training.noisy_sum import NoisySum
 from epsilons.training.shards import Shards, shard_edges
@@ -48,7 +48,7 @@ def seen(tmp_path_factory):
             taken.append((on_the_grid(self), self._phase))
             super().over(*arguments)
 
-    with mock.patch.object(loop, "NoisySum", Noted):
+    with mock.patch.object(played, "NoisySum", Noted):
         run, _ = trained(where, adapting(refresh_every=1))
     return run, taken
 
