@@ -22,8 +22,9 @@ from epsilons.journal.run_entries import clip_bound, clip_moves, record_move
 from epsilons.noise import SeededNoise
 from epsilons.release import owner_statement, total
 from epsilons.report import write_public_report, write_report
+from epsilons.report.dossier import read_facts
 from epsilons.settings import Settings
-from epsilons.training import correct_class, fit, loop, own_part, private_step
+from epsilons.training import correct_class, fit, loop, own_part, played, private_step
 from epsilons.training.keys import destroy_keys
 from epsilons.training.noisy_sum import NoisySum
 from epsilons.training.shards import Shards, shard_edges
@@ -47,7 +48,7 @@ def seen(tmp_path_factory):
             taken.append((on_the_grid(self), self._phase))
             super().over(*arguments)
 
-    with mock.patch.object(loop, "NoisySum", Noted):
+    with mock.patch.object(played, "NoisySum", Noted):
         run, _ = trained(where, adapting(refresh_every=1))
     return run, taken
 
@@ -354,6 +355,7 @@ def test_settings_reports_and_status_of_a_bound_that_adapts(tmp_path, monkeypatc
     assert [move.step for move in found] == [4, 8, 12]
     page = write_report(run).read_text(encoding="utf-8")
     assert "at first; it moves every 4 steps toward the 0.5 quantile" in page
+    assert "; C moves every 4 steps by a count" in read_facts(run.path).mechanism
     assert "at first; it moves" in write_public_report(run.path).read_text(encoding="utf-8")
     monkeypatch.setattr(sys, "argv", ["epsilons", "status", str(run.path)])
     with pytest.raises(SystemExit) as ended:
