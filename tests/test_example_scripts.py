@@ -159,4 +159,4 @@ def test_a_table_without_python(monkeypatch, capsys):
 def test_every_script_is_in_the_list_of_scripts():
     page = (SCRIPTS / "README.md").read_text(encoding="utf-8")
     scripts = {path.name for path in SCRIPTS.iterdir() if path.suffix in (".py", ".sh")}
-    assert set(re.findall(r"\]\((\S+)\)", page)) == scripts
+    assert set(re.findall(r"\]\((\w+\.(?:py|sh))\)", page)) == scripts
