@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -18,6 +18,7 @@ BOUNDS = st.floats(1e-300, 1e300) | st.sampled_from([0.0, math.inf])  # as a pla
 
 @settings(deadline=None)
 @given(arrays(np.float64, 7, elements=SQUARES), arrays(np.float64, 7, elements=BOUNDS))
+@example(np.full(7, 9.12510042e42), np.full(7, 1e-300))  # a subnormal factor
 def test_nobody_contributes_more_than_the_bound(squares, bounds):
     norms, factors, finite = clip_factors(torch.from_numpy(squares), torch.from_numpy(bounds))
     assert (finite is None) == bool(norms.isfinite().all())

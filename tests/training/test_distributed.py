@@ -328,7 +328,7 @@ def test_the_command_line_goes_on_when_torchrun_starts_its_processes_again(tmp_p
     again = launch(2, ["-m", "epsilons", "train", tmp_path / "run.toml", "--out", run.path])
     _, talk = again.communicate(timeout=300)
     assert talk.count(f"error: {run.path} holds a run already") == 1
-    assert re.findall(r"exitcode +: (\d+)", talk) == ["2", "2"]
+    assert set(re.findall(r"exitcode +: (\d+)", talk)) == {"2"}  # the agent may end the other
 
 
 @pytest.mark.slow

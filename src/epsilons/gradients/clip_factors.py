@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from epsilons.accounting.sums import NORM_ERROR
 from epsilons.gradients.compile import is_traced
@@ -32,6 +33,8 @@ def clip_factors(squares: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor, Tenso
     norms = squares.sqrt()
     upper = (norms * (1 + NORM_ERROR)).clamp_(min=_TINY)
     factors = (bounds / upper).clamp_(max=1.0).nan_to_num_(nan=0.0)
+    # a subnormal factor has few digits, and may be larger than it should be
+    factors = threshold(factors, torch.finfo(factors.dtype).tiny, 0.0)
     finite = norms.isfinite()
     if is_traced(finite) or bool(finite.all()):
         return norms, factors, None
