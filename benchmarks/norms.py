@@ -51,7 +51,7 @@ from epsilons.gradients import clipped_gradients, gradient_norms
 from epsilons.models import mlp, resnet20, tanh_cnn, wide_resnet
 from epsilons.noise import SecureNoise
 from epsilons.training import supervised
-from epsilons.training.step import taken_step
+from epsilons.training.step import apply, clipped_sum
 from peers import BOUND, NOISE, Call, Method, sgd
 
 CLASSES, VOCABULARY, LENGTH = 10, 1000, 64
@@ -202,10 +202,10 @@ def our_step(
     )  # fmt: skip
 
     def run() -> None:
-        taken_step(
-            model, optimizer, loss_fn, (x, y), plan, noise=noise, micro_batch=micro_batch,
-            compile=compile,
-        )  # fmt: skip
+        found = clipped_sum(
+            model, optimizer, loss_fn, (x, y), plan, micro_batch=micro_batch, compile=compile
+        )
+        apply(model, optimizer, noise.added_to(found.sums, plan.noise_std, plan.batch_size))
 
     return run
 
